@@ -1,0 +1,45 @@
+# Every target works in a .venv that it makes itself; a fresh clone needs only python3 (>= 3.10) and make.
+PYTHON ?= python3
+VENV ?= .venv
+PEER_VENV ?= .venv-peer
+BIN := $(VENV)/bin
+TORCH ?= torch==2.13.0
+PYTEST_WORKERS ?= 2
+
+.PHONY: env demo test test-peer bench lint clean
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "$(TORCH)"
+	$(BIN)/python -m pip install -q -e '.[test]'
+	touch $@
+
+$(PEER_VENV)/.ready: pyproject.toml tests/peer/requirements.txt
+	$(PYTHON) -m venv $(PEER_VENV)
+	$(PEER_VENV)/bin/python -m pip install -q --upgrade pip
+	$(PEER_VENV)/bin/python -m pip install -q "$(TORCH)"
+	$(PEER_VENV)/bin/python -m pip install -q -r tests/peer/requirements.txt
+	touch $@
+
+demo: env
+	$(BIN)/python tools/demo.py
+
+test: env lint
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer' tests
+
+test-peer: env $(PEER_VENV)/.ready
+	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
+
+bench: env
+	$(BIN)/python -m tools.bench
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) $(PEER_VENV) demo-out build dist *.egg-info

@@ -1,0 +1,83 @@
+"""Files that are either whole under their final name or not there at all.
+
+Order of a write: temporary sibling, bytes, fsync, rename, fsync of the directory. A death at any point leaves the old
+file, or the new one, and at worst a temporary that :func:`is_temporary` recognises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["atomic_file", "fsync_directory", "is_temporary", "temporary_sibling", "write_atomic"]
+
+# Everything of ours that is not finished carries this in its name, so that clean-up never touches a stranger's file.
+_MARK = ".msformat-partial-"
+# Names are cut so that the mark still fits into the 255 bytes most file systems allow.
+_STEM_BYTES = 180
+
+
+def temporary_sibling(path: str | os.PathLike[str]) -> str:
+    """A hidden name beside ``path`` that nothing else uses; ``is_temporary`` knows it."""
+    directory, name = os.path.split(os.fspath(path))
+    stem = name.encode("utf-8", "surrogateescape")[:_STEM_BYTES].decode("utf-8", "ignore")
+    return str(Path(directory) / f".{stem}{_MARK}{uuid.uuid4().hex[:12]}")
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or folder name was made by :func:`temporary_sibling`."""
+    return re.search(re.escape(_MARK) + r"[0-9a-f]{12}$", name) is not None
+
+
+@contextlib.contextmanager
+def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator[BinaryIO]:
+    """Open a temporary for writing; on success it takes the place of ``path``, on any error it is removed.
+
+    Parameters
+    ----------
+    path
+        Final name. Permissions follow the umask, as for any file made with ``open``.
+    fsync
+        Wait until bytes and name are on disk.
+    """
+    temporary = temporary_sibling(path)
+    # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
+    stream = Path(temporary).open("xb")  # noqa: SIM115 (closed below, before the rename)
+    try:
+        with stream:
+            yield stream
+            stream.flush()
+            if fsync:
+                os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    if fsync:
+        fsync_directory(Path(path).parent)
+
+
+def write_atomic(
+    path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes | memoryview], *, fsync: bool = True
+) -> None:
+    """Write ``data`` (or its parts, in order) under ``path``, whole or not at all."""
+    parts = (data,) if isinstance(data, (bytes, memoryview)) else data
+    with atomic_file(path, fsync=fsync) as stream:
+        for part in parts:
+            stream.write(part)
+
+
+def fsync_directory(path: str | os.PathLike[str]) -> None:
+    """Make names in a directory durable. File systems that cannot (some network ones) are let be."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,51 @@
+"""Content digests: the 128-bit xxh3 of a tensor's dtype, shape and bits, and the CRC-32 of the format's ``md5`` field.
+
+The xxh3 digest tells equal content from different content at memory speed; it is no cryptographic hash, so it protects
+against bit rot and not against a forger.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from msformat.dtypes import DType
+
+__all__ = ["byte_view", "canonical_crc32", "content_digest"]
+
+
+def byte_view(bits: NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array as a flat view; no copy.
+
+    ``memoryview.cast`` refuses arrays with a zero in their shape, which is why this goes through a numpy view.
+    """
+    return bits.reshape(-1).view(np.uint8).data
+
+
+def content_digest(bits: NDArray[Any], dtype: DType) -> str:
+    """32 hex digits that are equal exactly when dtype, shape and bits are.
+
+    Parameters
+    ----------
+    bits
+        C-contiguous array in ``dtype.storage``.
+    dtype
+        The logical element type.
+    """
+    head = f"{dtype.name}{list(dtype.logical_shape(bits.shape))}".encode()
+    state = xxhash.xxh3_128(head)
+    state.update(byte_view(bits))
+    return str(state.hexdigest())
+
+
+def canonical_crc32(bits: NDArray[Any], dtype: DType) -> str:
+    """The format's ``md5`` field: CRC-32 of the contiguous little-endian bytes in eight hex digits.
+
+    bfloat16 is widened to float32 first, as msprobe 8.1.0 does (format.md §2); other types are taken as they are.
+    """
+    data = dtype.widen_bfloat16(bits) if dtype.name == "bfloat16" else bits
+    return f"{zlib.crc32(byte_view(np.ascontiguousarray(data))):08x}"

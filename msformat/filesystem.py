@@ -1,0 +1,255 @@
+"""Reading from a tree that a stranger made, on this machine or behind a URL.
+
+Every path is relative to a root and stays inside it: ``..``, absolute paths, and symbolic links that lead out are
+refused; so is anything that is not a regular file (a FIFO would hang the reader, a device would never end).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
+
+from msformat.errors import BackendMissingError, StoreError, UnsafeInputError
+
+__all__ = ["FileSystem", "Item", "Kind", "LocalFileSystem", "is_url", "join", "open_filesystem"]
+
+Kind: TypeAlias = Literal["file", "directory", "special"]
+# Below this a read is cheaper than a map.
+_MAP_FROM = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One name in a directory. ``special``: a FIFO, socket, device, dangling link, or a link that leads outside."""
+
+    name: str
+    kind: Kind
+    size: int
+
+
+class FileSystem(Protocol):
+    """What the reader needs of a place. Paths use ``/`` and are relative to the root; ``""`` is the root itself."""
+
+    def kind(self, path: str) -> Kind | None:
+        """What stands there, None for nothing."""
+
+    def list(self, path: str) -> list[Item]:
+        """Names in a directory, unsorted."""
+
+    def size(self, path: str) -> int:
+        """Bytes of a regular file."""
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes ``start`` to ``start + length`` of a regular file; fewer where it ends earlier."""
+
+    def map(self, path: str) -> bytes | memoryview:
+        """A whole regular file, mapped where that is possible."""
+
+    def open(self, path: str) -> BinaryIO:
+        """A seekable stream over a regular file."""
+
+    def describe(self, path: str) -> str:
+        """The path as a person knows it, for messages."""
+
+
+def is_url(location: str) -> bool:
+    """Whether a location names a protocol (``s3://…``, ``memory://…``)."""
+    return "://" in location
+
+
+def join(*parts: str) -> str:
+    """Join relative parts with ``/``, leaving out empty ones."""
+    return "/".join(part.strip("/") for part in parts if part)
+
+
+def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem:
+    """The file system rooted at a directory path or URL.
+
+    Parameters
+    ----------
+    location
+        Directory path, or a URL that fsspec knows.
+    boundary
+        Directory that links may lead into: the tree the user named, of which ``location`` is a part. Default: the root.
+
+    Raises
+    ------
+    BackendMissingError
+        A URL, but fsspec is not installed.
+    """
+    if location.startswith("file://"):
+        return LocalFileSystem(location.removeprefix("file://"), boundary=boundary)
+    if not is_url(location):
+        return LocalFileSystem(location, boundary=boundary)
+    try:
+        import fsspec  # noqa: PLC0415 (optional: only URLs need it)
+    except ImportError as error:
+        raise BackendMissingError("fsspec", "remote", f"opening {location}") from error
+    remote, path = fsspec.core.url_to_fs(location)
+    return _FsspecFileSystem(remote, path.rstrip("/"), location.rstrip("/"))
+
+
+def _checked(path: str, where: str) -> str:
+    """A relative path without tricks."""
+    if path.startswith("/") or "\0" in path or ("\\" in path and os.name == "nt"):
+        raise UnsafeInputError(f"{where}: unsafe path {path!r}")
+    if any(part in ("..", ".") for part in path.split("/")):
+        raise UnsafeInputError(f"{where}: path {path!r} leads outside")
+    return path
+
+
+class LocalFileSystem:
+    """A directory of this machine."""
+
+    def __init__(self, root: str, *, boundary: str | None = None) -> None:
+        self.root = os.fspath(root)
+        self.boundary = os.fspath(boundary) if boundary is not None else self.root
+
+    @cached_property
+    def _real_boundary(self) -> str:
+        return os.path.realpath(self.boundary)
+
+    def describe(self, path: str) -> str:
+        return os.path.join(self.root, path) if path else self.root
+
+    def _is_inside(self, path: str) -> bool:
+        real = os.path.realpath(path)
+        return real == self._real_boundary or real.startswith(self._real_boundary.rstrip("/") + "/")
+
+    def _full(self, path: str) -> str:
+        return self.describe(_checked(path, self.root))
+
+    def kind(self, path: str) -> Kind | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except (OSError, ValueError):
+            return "special" if os.path.lexists(full) else None
+        if not self._is_inside(full):
+            return "special"
+        return _kind_of(found.st_mode)
+
+    def list(self, path: str) -> list[Item]:
+        full = self._full(path)
+        if not self._is_inside(full):
+            raise UnsafeInputError(f"{full}: is a link that leads outside {self.boundary}")
+        with os.scandir(full) as entries:
+            return [self._item(entry) for entry in entries]
+
+    def _item(self, entry: os.DirEntry[str]) -> Item:
+        try:
+            found = entry.stat()
+        except OSError:
+            return Item(entry.name, "special", 0)
+        if entry.is_symlink() and not self._is_inside(entry.path):
+            return Item(entry.name, "special", 0)
+        return Item(entry.name, _kind_of(found.st_mode), found.st_size)
+
+    def open(self, path: str) -> BinaryIO:
+        full = self._full(path)
+        if not self._is_inside(full):
+            raise UnsafeInputError(f"{full}: is a link that leads outside {self.boundary}")
+        # O_NONBLOCK: opening a FIFO must not wait for its other end; on regular files it means nothing.
+        descriptor = os.open(full, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UnsafeInputError(f"{full}: is not a regular file")
+            return os.fdopen(descriptor, "rb", buffering=0)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def size(self, path: str) -> int:
+        with self.open(path) as stream:
+            return os.fstat(stream.fileno()).st_size
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        with self.open(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            wanted = max(0, size - start) if length is None else min(length, max(0, size - start))
+            stream.seek(start)
+            return _read_exactly(stream.read, wanted)
+
+    def map(self, path: str) -> bytes | memoryview:
+        with self.open(path) as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if size < _MAP_FROM:
+                return _read_exactly(stream.read, size)
+            return memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
+
+
+def _read_exactly(read: Callable[[int], bytes], wanted: int) -> bytes:
+    """Read ``wanted`` bytes; raw files may return less at once (2 GiB at most on Linux)."""
+    parts: list[bytes] = []
+    while wanted > 0:
+        part = read(wanted)
+        if not part:
+            break
+        parts.append(part)
+        wanted -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _kind_of(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return "file"
+    return "directory" if stat.S_ISDIR(mode) else "special"
+
+
+class _FsspecFileSystem:
+    """Anything fsspec knows. Read only; there are no links to follow out of an object store."""
+
+    def __init__(self, remote: Any, root: str, label: str) -> None:
+        self._remote = remote
+        self.root = root
+        self._label = label
+
+    def describe(self, path: str) -> str:
+        return f"{self._label}/{path}" if path else self._label
+
+    def _full(self, path: str) -> str:
+        return f"{self.root}/{_checked(path, self._label)}" if path else self.root
+
+    def kind(self, path: str) -> Kind | None:
+        try:
+            found = self._remote.info(self._full(path))
+        except FileNotFoundError:
+            return None
+        return "directory" if found["type"] == "directory" else "file"
+
+    def list(self, path: str) -> list[Item]:
+        full = self._full(path)
+        found = self._remote.ls(full, detail=True)
+        items = [
+            Item(
+                Path(entry["name"].rstrip("/")).name,
+                "directory" if entry["type"] == "directory" else "file",
+                int(entry.get("size") or 0),
+            )
+            for entry in found
+            if entry["name"].rstrip("/") != full.rstrip("/")
+        ]
+        return [item for item in items if item.name]
+
+    def size(self, path: str) -> int:
+        return int(self._remote.size(self._full(path)) or 0)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        end = None if length is None else start + length
+        try:
+            return bytes(self._remote.cat_file(self._full(path), start=start, end=end))
+        except OSError as error:
+            raise StoreError(f"{self.describe(path)}: {error}") from error
+
+    def map(self, path: str) -> bytes | memoryview:
+        return self.read(path)
+
+    def open(self, path: str) -> BinaryIO:
+        stream: BinaryIO = self._remote.open(self._full(path), "rb")
+        return stream

@@ -1,0 +1,304 @@
+"""The Store seam: named tensors and a few documents. Nothing here knows a backend.
+
+A backend subclasses :class:`Store` and fills in the methods that start with an underscore plus ``get``, ``keys``,
+``put_document``, ``get_document``, ``documents``, ``sync`` and ``close``. ``put`` itself is written once, here, so that
+content addressing means the same in every store.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.digest import content_digest
+from msformat.dtypes import DType
+from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError
+from msformat.selection import Region, Selection, plan_selection
+
+__all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
+
+Mode: TypeAlias = Literal["r", "w", "a"]
+ReadOnlyBuffer: TypeAlias = "bytes | memoryview"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """How a store writes. Reading never needs these: what is on disk says how to read it.
+
+    Attributes
+    ----------
+    compression
+        ``auto`` (the backend's measured default), ``none``, ``gzip``, ``zstd``, ``lz4``, ``blosc``; optionally with
+        a level and a filter, ``blosc-zstd:5+bitshuffle``, see :mod:`msformat.stores.codecs`.
+    links
+        Keep equal content once (design: content addressing). False writes each tensor in full.
+    threads
+        Threads that compress while one writes; 0 does all in the caller's thread.
+    """
+
+    compression: str = "auto"
+    links: bool = True
+    threads: int = 1
+
+
+@runtime_checkable
+class SupportsLinks(Protocol):
+    """A store that can give stored content a second name without storing it again."""
+
+    def _link(self, key: str, target: str) -> None:
+        """Make ``key`` name the content of ``target``, which was put before. May fall back to a copy."""
+
+
+class StoredTensor(ABC):
+    """A tensor in a store, read on demand.
+
+    Attributes
+    ----------
+    key
+        The name it was put under.
+    dtype
+        Logical element type.
+    shape
+        Logical shape (without the lanes axis).
+    digest
+        Content digest recorded when it was written (:func:`msformat.digest.content_digest`), None where the format
+        has no place for one (plain ``.npy`` and ``.pt``).
+    """
+
+    __slots__ = ("digest", "dtype", "key", "shape")
+
+    def __init__(self, key: str, dtype: DType, shape: tuple[int, ...], digest: str | None = None) -> None:
+        self.key = key
+        self.dtype = dtype
+        self.shape = tuple(shape)
+        self.digest = digest
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the logical values, uncompressed."""
+        count = self.dtype.itemsize
+        for length in self.shape:
+            count *= length
+        return count
+
+    @abstractmethod
+    def _read(self, region: Region) -> NDArray[Any]:
+        """Stored bits of ``region.slices`` (one slice a *logical* axis; a lanes axis is always read whole).
+
+        Returns an array of ``dtype.storage`` and shape ``dtype.stored_shape(region.shape)``. It may be a view of a
+        map or of the store's memory.
+        """
+
+    def bits(self, selection: Selection = ...) -> NDArray[Any]:
+        """Stored bits of a selection, C-contiguous, writable and owned by the caller.
+
+        Raises
+        ------
+        CorruptTensorError
+            Bytes are missing or short.
+        """
+        region = plan_selection(selection, self.shape)
+        found = region.finish(self._read(region))
+        return np.array(found, dtype=self.dtype.storage, order="C", copy=True) if _is_shared(found) else found
+
+    def numpy(self, selection: Selection = ...) -> NDArray[Any]:
+        """The selection as an array of ``dtype.numpy``, owned by the caller."""
+        return self.dtype.from_bits(self.bits(selection))
+
+    def __getitem__(self, selection: Selection) -> NDArray[Any]:
+        return self.numpy(selection)
+
+    def verify(self) -> None:
+        """Read everything and compare with the recorded digest, where there is one.
+
+        Raises
+        ------
+        CorruptTensorError
+            Unreadable, or other content than was written.
+        """
+        bits = self.bits()
+        if self.digest is not None and content_digest(bits, self.dtype) != self.digest:
+            raise CorruptTensorError(f"tensor {self.key!r}: stored bytes do not match the digest {self.digest}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} {self.dtype.name} {list(self.shape)}>"
+
+
+def _is_shared(array: NDArray[Any]) -> bool:
+    return not (array.flags.c_contiguous and array.flags.writeable and _owns_memory(array))
+
+
+def _owns_memory(array: NDArray[Any]) -> bool:
+    """Whether no other object (a map, a store, a bytes) can see this array's memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        if base.flags.owndata:
+            return True
+        base = base.base
+    return isinstance(base, bytearray)
+
+
+class Store(ABC):
+    """Named tensors and documents in one place.
+
+    Parameters
+    ----------
+    location
+        Path or URL of the store.
+    mode
+        ``r`` the store must exist; ``w`` it must not hold anything yet; ``a`` opened or made.
+    group
+        Where inside one file or group the unit lies (``step0/rank3``), ``""`` for the root.
+    options
+        How to write.
+
+    Notes
+    -----
+    Not thread-safe: one thread puts. A store used in a process other than the one that opened it must reopen itself.
+    """
+
+    backend: ClassVar[str]
+
+    def __init__(
+        self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
+    ) -> None:
+        self.location = location
+        self.mode: Mode = mode
+        self.group = group
+        self.options = options or StoreOptions()
+        self._by_digest: dict[str, str] = {}
+
+    # --- tensors ---------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, bits: NDArray[Any], dtype: DType, *, owned: bool = False) -> str:
+        """Store a tensor under any key.
+
+        Parameters
+        ----------
+        key
+            Any string: ``/``, ``..``, NUL, empty and very long names are data, never a path.
+        bits
+            Array of ``dtype.storage`` with shape ``dtype.stored_shape(...)``; any strides.
+        dtype
+            The logical element type.
+        owned
+            The caller will not touch ``bits`` again, so the store may finish later without a copy. Otherwise the
+            store keeps no reference once ``put`` returns.
+
+        Returns
+        -------
+        str
+            The content digest.
+
+        Raises
+        ------
+        KeyExistsError
+            The key holds other content. The same content again is no error and writes nothing.
+        StoreError
+            Not writable, or the disk is full. An error of an earlier, unfinished put may surface here.
+        DTypeError
+            ``bits`` are not of ``dtype.storage``.
+        """
+        self._check_writable()
+        if bits.dtype != dtype.storage or (dtype.lanes > 1 and bits.shape[-1:] != (dtype.lanes,)):
+            raise DTypeError(f"tensor {key!r}: {bits.dtype} {bits.shape} are no bits of {dtype.name}")
+        dense = np.ascontiguousarray(bits).reshape(bits.shape)
+        digest = content_digest(dense, dtype)
+        if key in self:
+            if self._digest_of(key) == digest:
+                return digest
+            raise KeyExistsError(f"{self.location}: tensor {key!r} is already stored with other content")
+        token = self._content_token(key, digest)
+        target = self._by_digest.get(token) if self.options.links else None
+        if target is not None and isinstance(self, SupportsLinks):
+            self._link(key, target)
+        else:
+            self._write(key, dense, dtype, digest, owned=owned or dense is not bits)
+            self._by_digest.setdefault(token, key)
+        return digest
+
+    def _content_token(self, key: str, digest: str) -> str:  # noqa: ARG002 (a hook for stores that need the key)
+        """What two keys must share to share content. Stores whose bytes depend on the key (``.pt``) say so here."""
+        return digest
+
+    def _digest_of(self, key: str) -> str:
+        stored = self.get(key)
+        return stored.digest or content_digest(stored.bits(), stored.dtype)
+
+    @abstractmethod
+    def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:
+        """Store new content under a new key. ``bits`` are C-contiguous; ``owned`` as in :meth:`put`."""
+
+    @abstractmethod
+    def get(self, key: str) -> StoredTensor:
+        """The tensor of that key; no data are read yet.
+
+        Raises
+        ------
+        TensorNotFoundError
+            No such key.
+        """
+
+    @abstractmethod
+    def keys(self) -> Iterator[str]:
+        """Every key, in the order of ``put``; where a directory keeps no order, sorted naturally."""
+
+    @abstractmethod
+    def __contains__(self, key: object) -> bool: ...
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.keys())
+
+    # --- documents -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
+        """Store a document (``dump.json``, ``stack.json``, …) as these bytes, atomically, over an older one.
+
+        ``name`` is a plain file name: letters, digits, ``.``, ``_``, ``-``.
+        """
+
+    @abstractmethod
+    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+        """The bytes of a document, None where there is none of that name."""
+
+    @abstractmethod
+    def documents(self) -> tuple[str, ...]:
+        """Names of all documents, sorted."""
+
+    @classmethod
+    def groups(cls, location: str) -> tuple[str, ...]:  # noqa: ARG003 (containers need it)
+        """Group paths inside ``location`` that hold a unit each (``step0/rank3``); ``""`` is the root itself."""
+        return ("",)
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def sync(self) -> None:
+        """A barrier: everything put before survives the death of the process (and, after fsync, of the machine)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Sync and let go. Closing twice is fine."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_writable(self) -> None:
+        if self.mode == "r":
+            raise StoreError(f"{self.location}: opened for reading")
+
+    def __repr__(self) -> str:
+        inside = f" group {self.group!r}" if self.group else ""
+        return f"<{type(self).__name__} {self.location!r}{inside} mode {self.mode!r}>"
