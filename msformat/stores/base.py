@@ -219,7 +219,7 @@ class Store(ABC):
         if target is not None and isinstance(self, SupportsLinks):
             self._link(key, target)
         else:
-            self._write(key, dense, dtype, digest, owned=owned or dense is not bits)
+            self._write(key, dense, dtype, digest, owned=owned or not np.may_share_memory(dense, bits))
             self._by_digest.setdefault(token, key)
         return digest
 
