@@ -1,0 +1,57 @@
+"""The command ``msformat``. Exit codes: 0 all done, 1 done in part (the list is printed), 2 nothing usable."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from msformat.cli import convert, inspect, maintain, table
+from msformat.cli.output import fix_encoding, problem
+from msformat.errors import MsformatError
+
+__all__ = ["main"]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="msformat",
+        description="Read, convert and verify msprobe precision dumps (json + npy/pt, HDF5, Zarr).",
+        epilog="Exit codes: 0 all done, 1 done in part (the list is printed), 2 nothing usable.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for module in (convert, inspect, table, maintain):
+        module.add_commands(commands)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    fix_encoding()
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.version:
+        from msformat import __version__  # noqa: PLC0415
+
+        print(f"msformat {__version__}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of our pipe (head, less) has seen enough. Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        problem("interrupted; what was finished stays, what was not is removed")
+        return 130
+    except (MsformatError, OSError) as error:
+        problem(str(error) or type(error).__name__)
+        return 2
+    return code

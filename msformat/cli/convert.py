@@ -1,0 +1,153 @@
+"""``msformat convert``: any store to any store."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from msformat.cli.output import bytes_text, plain, print_json, print_table, problem, seconds_text
+from msformat.cli.selectors import parse_ranks, parse_steps
+
+if TYPE_CHECKING:
+    from msformat.convert import ConvertReport
+
+__all__ = ["add_commands"]
+
+_EPILOG = """examples:
+  msformat convert dump/ dump.h5                    one HDF5 file with every step and rank
+  msformat convert dump/ stored/ --to zarr --jobs 4 a tree with a Zarr group a unit
+  msformat convert dump.h5 back/ --to files         the canonical msprobe layout again, documents byte for byte
+  msformat convert dump/ small/ --steps 0 --ranks 0-3 --filter 'Module.layers.3.*' --to files --tensors npy
+"""
+
+
+def add_commands(commands: Any) -> None:
+    """Add ``convert`` to the command line."""
+    parser = commands.add_parser(
+        "convert",
+        help="turn a dump into another store, or back",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("src", metavar="SRC", help="a dump tree, a unit, a .h5 file, a .zarr group or a URL")
+    parser.add_argument("dst", metavar="DST", help="a directory, or a name ending in .h5 or .zarr for a single file")
+    parser.add_argument("--to", choices=("files", "hdf5", "zarr"), help="store of the result (default: by DST's suffix)")
+    parser.add_argument("--tensors", choices=("npy", "pt"), help="tensor files of canonical layouts (default: as in SRC)")
+    parser.add_argument("--dialect", choices=("1.2", "8.1", "26"), help="write names as that msprobe version does")
+    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
+    parser.add_argument("--filter", action="append", metavar="PATTERN", help="only entries that match (may repeat)")
+    parser.add_argument("--compression", default="auto", metavar="CODEC", help="auto, none, gzip, zstd, lz4, blosc, …")
+    parser.add_argument("--no-links", action="store_true", help="store equal tensors in full each time")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units converted at the same time (default 1)")
+    parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="read back and compare")
+    parser.add_argument("--resume", action="store_true", help="go on with an earlier, unfinished convert")
+    parser.add_argument("--overwrite", action="store_true", help="replace units of a dump that stands at DST")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from msformat.convert import ConvertOptions, convert  # noqa: PLC0415
+
+    options = ConvertOptions(
+        to=arguments.to,
+        tensors=arguments.tensors,
+        dialect=arguments.dialect,
+        steps=arguments.steps,
+        ranks=arguments.ranks,
+        filter=tuple(arguments.filter or ()),
+        compression=arguments.compression,
+        links=not arguments.no_links,
+        jobs=arguments.jobs,
+        verify=arguments.verify,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        dry_run=arguments.dry_run,
+    )
+    show_bar = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
+    with _Progress(enabled=show_bar) as progress:
+        report = convert(arguments.src, arguments.dst, options, progress=progress if show_bar else None)
+    if arguments.json:
+        print_json(report.as_json())
+    else:
+        _print_report(report, dry_run=arguments.dry_run)
+    return report.exit_code
+
+
+def _print_report(report: ConvertReport, *, dry_run: bool) -> None:
+    rows = [_row(unit) for unit in report.units]
+    print_table(
+        ("unit", "entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time", "verified"),
+        rows,
+        title="would convert" if dry_run else "",
+        right=("entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time"),
+    )
+    for unit in report.units:
+        for text in unit.problems:
+            problem(f"{unit.key}: {text}")
+    for text in report.problems:
+        problem(text)
+
+
+def _row(unit: Any) -> tuple[object, ...]:
+    ratio = f"{unit.bytes_in / unit.bytes_out:.2f}" if unit.bytes_out else ""
+    verified = {True: "yes", False: "NO", None: "not asked"}[unit.verified]
+    return (
+        str(unit.key),
+        unit.entries,
+        unit.tensors,
+        bytes_text(unit.bytes_in),
+        bytes_text(unit.bytes_out),
+        ratio,
+        unit.files_in,
+        unit.files_out,
+        seconds_text(unit.seconds),
+        verified,
+    )
+
+
+class _Progress:
+    """A bar of bytes done, drawn on standard error."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._bar: Any = None
+        self._tasks: dict[str, Any] = {}
+        if enabled:
+            from rich.progress import (  # noqa: PLC0415
+                BarColumn,
+                DownloadColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+                TransferSpeedColumn,
+            )
+
+            from msformat.cli.output import console  # noqa: PLC0415
+
+            self._bar = Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=console(stderr=True),
+            )
+
+    def __enter__(self) -> _Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, unit: object, done: int, total: int) -> None:
+        name = plain(str(unit))
+        if name not in self._tasks:
+            self._tasks[name] = self._bar.add_task(name, total=total)
+        self._bar.update(self._tasks[name], completed=done, total=total)

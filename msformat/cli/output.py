@@ -1,0 +1,98 @@
+"""What a person or a program reads: tables and progress on a terminal, JSON on request, no tracebacks."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["bytes_text", "console", "fix_encoding", "plain", "print_json", "print_table", "problem", "seconds_text"]
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def fix_encoding() -> None:
+    """Make output survive any locale: what the terminal cannot show is escaped instead of raising (``LC_ALL=C``)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console that never reads markup, links or emoji codes from a stranger's names."""
+    from rich.console import Console  # noqa: PLC0415 (only commands that draw pay for it)
+
+    stream = sys.stderr if stderr else sys.stdout
+    # In a pipe a table must not be folded to 80 columns: the reader is a program or a pager.
+    width = None if stream.isatty() else 400
+    return Console(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
+
+
+def plain(text: str) -> str:
+    """Text with control characters (terminal escapes among them) and lone surrogates made visible."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char == " " or unicodedata.category(char)[0] not in "CZ" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, strict: NaN and infinities become strings (RFC 8259 has neither)."""
+    json.dump(_strict(value), sys.stdout, indent=1, ensure_ascii=True, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):  # noqa: PLR0124
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    return value
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()
+) -> None:
+    """A table; ``right`` names the columns with numbers."""
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain(str(cell))) for cell in row))
+    console().print(table)
+
+
+def problem(text: str) -> None:
+    """One line on standard error for something that went wrong while the rest goes on."""
+    sys.stderr.write(f"msformat: {plain(text)}\n")
+
+
+def bytes_text(count: int) -> str:
+    """``1536`` as ``1.5 KiB``."""
+    amount = float(count)
+    for unit in _UNITS[:-1]:
+        if amount < 1024:
+            return f"{int(amount)} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} {_UNITS[-1]}"
+
+
+def seconds_text(seconds: float) -> str:
+    """``0.0123`` as ``0.01 s``, ``75`` as ``1 min 15 s``."""
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"

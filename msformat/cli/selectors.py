@@ -1,0 +1,53 @@
+"""Lists of steps and ranks as a person types them: ``0,2-4``, ``rank``, ``proc123``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+__all__ = ["parse_ranks", "parse_steps"]
+
+_MOST = 1_000_000
+
+
+def parse_steps(text: str) -> frozenset[int]:
+    """``"0,2-4"`` as ``{0, 2, 3, 4}``; ``step3`` is fine too."""
+    steps: set[int] = set()
+    for part in _parts(text):
+        found = _interval(part.removeprefix("step"))
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is no step: give numbers and intervals such as 0,2-4")
+        steps.update(found)
+    return frozenset(steps)
+
+
+def parse_ranks(text: str) -> frozenset[int | str]:
+    """``"0-3,rank,proc123"``: numbers mean ``rank{N}``, words are the directory's name."""
+    ranks: set[int | str] = set()
+    for part in _parts(text):
+        found = _interval(part)
+        if found is not None:
+            ranks.update(found)
+        elif re.fullmatch(r"rank|rank\d+|proc\d+", part):
+            ranks.add(part)
+        else:
+            raise argparse.ArgumentTypeError(f"{part!r} is no rank: give 0,2-4, rank, rank3 or proc123")
+    return frozenset(ranks)
+
+
+def _parts(text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise argparse.ArgumentTypeError("the list is empty")
+    return parts
+
+
+def _interval(part: str) -> range | None:
+    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+    if found is None:
+        return None
+    first = int(found[1])
+    last = int(found[2]) if found[2] else first
+    if last < first or last - first > _MOST:
+        raise argparse.ArgumentTypeError(f"{part!r} is no interval")
+    return range(first, last + 1)
