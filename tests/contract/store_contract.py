@@ -271,7 +271,7 @@ class StoreContract(ABC):
     def test_what_is_read_belongs_to_the_caller(self, tmp_path: Path) -> None:
         with self.open(tmp_path, "w") as store:
             store.put("x", np.arange(100_000, dtype=np.float32), FLOAT32)
-            store.put("s", np.float32(3).reshape(()), FLOAT32)
+            store.put("s", np.array(3, np.float32), FLOAT32)
         with self.open(tmp_path, "r") as store:
             for key in ("x", "s"):
                 read = store.get(key).bits()
@@ -363,7 +363,8 @@ class StoreContract(ABC):
                 stored = store.get(f"x{suffix}")
                 for selection in SELECTIONS:
                     assert same_bits(stored[selection], np.array(array[selection])), selection
-                for selection in (5, -6, (0, 0, 7), (0, 0, 0, 0), (..., ...), [0, 1], True, "x", None):
+                refused: tuple[Any, ...] = (5, -6, (0, 0, 7), (0, 0, 0, 0), (..., ...), [0, 1], True, "x", None)
+                for selection in refused:
                     with pytest.raises(IndexError):
                         stored[selection]
 
