@@ -1,0 +1,259 @@
+"""``msformat info``, ``ls`` and ``show``: look into a dump without writing anything."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from msformat.cli.output import bytes_text, plain, print_json, print_table, problem
+from msformat.cli.selectors import parse_ranks, parse_steps
+from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
+
+if TYPE_CHECKING:
+    from msformat import Dump, Entry, Tensor, Unit
+
+__all__ = ["add_commands", "add_unit_options", "chosen_units"]
+
+_PREVIEW = 64
+
+
+def add_unit_options(parser: argparse.ArgumentParser) -> None:
+    """The options every command that walks units has."""
+    parser.add_argument("path", metavar="PATH", help="a dump tree, a unit, a .h5 file, a .zarr group or a URL")
+    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_commands(commands: Any) -> None:
+    """Add ``info``, ``ls`` and ``show`` to the command line."""
+    info = commands.add_parser("info", help="what is in a dump: units, stores, entries, bytes, files")
+    add_unit_options(info)
+    info.set_defaults(run=_info)
+    listing = commands.add_parser("ls", help="list the entries (or tensors) of a dump")
+    add_unit_options(listing)
+    listing.add_argument("--tensors", action="store_true", help="a line a tensor instead of a line an entry")
+    listing.add_argument("--filter", default="", metavar="TEXT", help="only names that contain TEXT")
+    listing.set_defaults(run=_ls)
+    show = commands.add_parser("show", help="show one entry or one tensor whole")
+    add_unit_options(show)
+    show.add_argument("name", metavar="ENTRY|TENSOR", help="an entry key or a data_name")
+    show.set_defaults(run=_show)
+
+
+def chosen_units(dump: Dump, arguments: argparse.Namespace) -> Iterator[tuple[Any, Unit | MsformatError]]:
+    """Units that the options ask for, each opened; one that cannot be is yielded as its error."""
+    for key in dump.units:
+        if arguments.steps is not None and key.step not in arguments.steps:
+            continue
+        if arguments.ranks is not None and not {key.rank, key.rank_number} & arguments.ranks:
+            continue
+        try:
+            yield key, dump.unit(key)
+        except MsformatError as error:
+            yield key, error
+
+
+def _info(arguments: argparse.Namespace) -> int:
+    import msformat  # noqa: PLC0415
+
+    dump = msformat.open(arguments.path)
+    rows = [_describe(key, unit) for key, unit in chosen_units(dump, arguments)]
+    problems = [*dump.problems, *(text for row in rows for text in row.pop("problems"))]
+    if arguments.json:
+        print_json({"path": arguments.path, "units": rows, "problems": problems})
+    else:
+        columns = ("unit", "store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "complete")
+        cells = [
+            tuple(bytes_text(row[name]) if name == "bytes" and row[name] is not None else row[name] for name in columns)
+            for row in rows
+        ]
+        print_table(columns, cells, right=("entries", "tensors", "bytes", "files"))
+        for text in problems:
+            problem(text)
+    if not rows:
+        problem(f"{arguments.path}: no unit matches; there are {', '.join(map(str, dump.units))}")
+        return 2
+    return 1 if problems or not all(row["complete"] == "yes" for row in rows) else 0
+
+
+def _describe(key: Any, unit: Unit | MsformatError) -> dict[str, Any]:
+    blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files"))
+    if isinstance(unit, MsformatError):
+        return {"unit": str(key), **blank, "complete": "unreadable", "problems": [str(unit)]}
+    try:
+        header = unit.header
+        found = {
+            "unit": str(key),
+            "store": unit.backend,
+            "framework": header.framework,
+            "level": header.level,
+            "task": header.task,
+            "entries": len(unit),
+            "tensors": sum(1 for _ in unit.store.keys()),  # noqa: SIM118 (a Store is no mapping)
+            "bytes": unit.usage.bytes,
+            "files": unit.usage.files,
+            "complete": "yes" if unit.complete else f"no: {unit.incomplete_reason}",
+            "problems": [f"{key}: {text}" for text in unit.problems],
+        }
+    except MsformatError as error:
+        return {"unit": str(key), **blank, "complete": "unreadable", "problems": [f"{key}: {error}"]}
+    return found
+
+
+def _ls(arguments: argparse.Namespace) -> int:
+    import msformat  # noqa: PLC0415
+
+    dump = msformat.open(arguments.path)
+    code = 0
+    listed: list[dict[str, Any]] = []
+    for key, unit in chosen_units(dump, arguments):
+        if isinstance(unit, MsformatError):
+            problem(f"{key}: {unit}")
+            code = 1
+            continue
+        rows = _tensor_rows(unit) if arguments.tensors else _entry_rows(unit)
+        for row in rows:
+            if arguments.filter not in row["name"]:
+                continue
+            if arguments.json:
+                listed.append({"unit": str(key), **row})
+            else:
+                # A plain line a name: this is what people pipe into grep.
+                print("\t".join([str(key), *(plain(str(value)) for value in row.values())]))
+    if arguments.json:
+        print_json(listed)
+    return code
+
+
+def _entry_rows(unit: Unit) -> Iterator[dict[str, Any]]:
+    return ({"name": key} for key in unit)
+
+
+def _tensor_rows(unit: Unit) -> Iterator[dict[str, Any]]:
+    for tensor in unit.tensors():
+        yield {
+            "name": tensor.data_name or f"{tensor.entry.key} {tensor.slot}.{tensor.path}",
+            "dtype": tensor.dtype_name,
+            "shape": "x".join(map(str, tensor.shape)) or "scalar",
+        }
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    import msformat  # noqa: PLC0415
+
+    dump = msformat.open(arguments.path)
+    shown = 0
+    nearest: MsformatError | None = None
+    for key, unit in chosen_units(dump, arguments):
+        if isinstance(unit, MsformatError):
+            problem(f"{key}: {unit}")
+            continue
+        try:
+            found = _find(unit, arguments.name)
+        except (EntryNotFoundError, TensorNotFoundError) as error:
+            nearest = nearest or error
+            continue
+        shown += 1
+        _show_one(key, found, as_json=arguments.json)
+    if not shown:
+        problem(str(nearest) if nearest else f"{arguments.path}: no unit matches")
+        return 2
+    return 0
+
+
+def _find(unit: Unit, name: str) -> Entry | Tensor:
+    if name in unit:
+        return unit[name]
+    try:
+        return unit.tensor(name)
+    except TensorNotFoundError as error:
+        if error.near:
+            raise
+        raise EntryNotFoundError(name, str(unit.key), list(unit)) from None
+
+
+def _show_one(key: Any, found: Entry | Tensor, *, as_json: bool) -> None:
+    from msformat.entries import Entry  # noqa: PLC0415
+
+    if isinstance(found, Entry):
+        _show_entry(key, found, as_json=as_json)
+    else:
+        _show_tensor(key, found, as_json=as_json)
+
+
+def _show_entry(key: Any, entry: Entry, *, as_json: bool) -> None:
+    stack = entry.stack or ()
+    if as_json:
+        print_json({"unit": str(key), "entry": entry.key, "parent": entry.parent, "value": entry.json(), "stack": stack})
+        return
+    print(plain(f"{key} {entry.key}"))
+    print(plain(f"inside {entry.parent or 'nothing'}"))
+    columns = ("slot", "path", "type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "data_name")
+    print_table(columns, [_tensor_cells(tensor) for tensor in entry.tensors], right=("Max", "Min", "Mean", "Norm"))
+    for name, value in _scalars(entry.json()):
+        print(plain(f"{name} = {value}"))
+    if stack:
+        print("\nstack, innermost first:")
+        for frame in stack:
+            print("  " + plain(frame.replace("\n", " ").strip()))
+
+
+def _tensor_cells(tensor: Tensor) -> tuple[object, ...]:
+    stats = tensor.stats
+    numbers = (stats.max, stats.min, stats.mean, stats.norm) if stats else ("", "", "", "")
+    return (
+        tensor.slot,
+        tensor.path,
+        tensor.meta.type,
+        tensor.dtype_name,
+        list(tensor.shape),
+        *("null" if number is None else number for number in numbers),
+        tensor.data_name or "",
+    )
+
+
+def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Recorded plain values (``{"type": "float", "value": 2.0}``) with their paths."""
+    stack: list[tuple[str, Any]] = [(prefix, value)]
+    while stack:
+        name, node = stack.pop()
+        if isinstance(node, Mapping):
+            if set(node) == {"type", "value"}:
+                yield name, f"{node['value']!r} ({node['type']})"
+                continue
+            items = [(str(key), item) for key, item in node.items()]
+        elif isinstance(node, list):
+            items = [(str(at), item) for at, item in enumerate(node)]
+        else:
+            continue
+        stack.extend((f"{name}.{key}" if name else key, item) for key, item in reversed(items))
+
+
+def _show_tensor(key: Any, tensor: Tensor, *, as_json: bool) -> None:
+    values = tensor[tuple(slice(0, _PREVIEW) for _ in tensor.shape)] if tensor.has_data else None
+    if as_json:
+        described = {
+            "unit": str(key),
+            "entry": tensor.entry.key,
+            "data_name": tensor.data_name,
+            "dtype": tensor.dtype_name,
+            "shape": list(tensor.shape),
+            "values": None if values is None else values.reshape(-1)[:_PREVIEW].tolist(),
+        }
+        print_json(described)
+        return
+    print(plain(f"{key} {tensor.data_name}"))
+    print_table(("entry", "slot", "path", "dtype", "shape", "Max", "Min", "Mean", "Norm"), [_short_cells(tensor)])
+    if values is not None:
+        import numpy as np  # noqa: PLC0415
+
+        with np.printoptions(threshold=_PREVIEW, edgeitems=3, linewidth=120):
+            sys.stdout.write(f"{values}\n")
+
+
+def _short_cells(tensor: Tensor) -> tuple[object, ...]:
+    slot, path, _, dtype, shape, *numbers, _ = _tensor_cells(tensor)
+    return (tensor.entry.key, slot, path, dtype, shape, *numbers)
