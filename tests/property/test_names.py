@@ -23,10 +23,9 @@ from msformat.names import (
 LIGHT = settings(deadline=None, max_examples=150)
 
 # Words of the grammar itself come up often, so that every ambiguity does.
-WORDS = """0 1 10 007 forward backward input output kwargs parameters parameters_grad debug tensor Module Cell Functional
-    Primitive conv pt npy _grad ü a/b"""
-word = st.sampled_from(["", "
-", *WORDS.split()])
+WORDS = """0 1 10 007 forward backward input output kwargs parameters parameters_grad debug tensor
+    Module Cell Functional Primitive conv pt npy _grad ü a/b"""
+word = st.sampled_from(["", "\n", *WORDS.split()])
 dotted = st.lists(word, min_size=1, max_size=9).map(".".join)
 anything = st.one_of(dotted, st.text(max_size=30), dotted.map(lambda s: s + ".pt"), dotted.map(lambda s: s + ".npy"))
 
