@@ -129,7 +129,7 @@ class Opaque:
     raw: Any
 
 
-Node: TypeAlias = "TensorMeta | Scalar | None | tuple[Node, ...] | Mapping[str, Node] | Opaque"
+Node: TypeAlias = "TensorMeta | Scalar | tuple[Node, ...] | Mapping[str, Node] | Opaque | None"
 
 
 @dataclass(frozen=True, slots=True)

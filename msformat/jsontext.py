@@ -1,0 +1,323 @@
+"""JSON as Python writes it, fast; JSON from strangers, safely.
+
+msprobe writes its documents by ``json.dump(…, indent=1)``: non-ASCII escaped, floats as Python's ``repr`` spells them,
+NaN and infinities as the bare tokens ``NaN``, ``Infinity``, ``-Infinity``. :func:`canonical` gives the same bytes many
+times faster: the C encoder of :mod:`json` knows no indent, so its compact text is indented afterwards by msgspec.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, TypeAlias
+
+import msgspec
+
+from msformat.errors import FormatError, SchemaError, UnsafeInputError
+from msformat.model import MAX_DEPTH
+
+__all__ = [
+    "Buffer",
+    "Masked",
+    "canonical",
+    "check_bom",
+    "compact",
+    "describe",
+    "find_constants",
+    "guard_recursion",
+    "mask_constants",
+    "parse_json",
+    "parse_object",
+    "tokens",
+]
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+
+# Python's own limit (3.11 and later) is 4,300; 3.10 may have none and takes quadratic time.
+_MAX_DIGITS = 4300
+# Up to here a parser in C meets Python's recursion limit before the end of its stack.
+_SAFE_RECURSION = 10_000
+_CONSTANTS = (b"NaN", b"Infinity")
+_BEFORE = frozenset(b" \t\r\n:,[")
+_AFTER = frozenset(b" \t\r\n,]}")
+# A string, or one structural character. A lone quote is a string that never ends.
+_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},"]', re.DOTALL)
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+def compact(obj: Any) -> bytes:
+    """One line of ASCII without spaces; numbers spelled as in :func:`canonical`.
+
+    Raises
+    ------
+    FormatError
+        The object has parts that JSON does not know, holds itself, or is nested too deep.
+    """
+    try:
+        return _encode(obj).encode("ascii")
+    except RecursionError as error:
+        raise UnsafeInputError("containers lie too deep to be written as JSON") from error
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"cannot be written as JSON: {error}") from error
+
+
+def canonical(obj: Any) -> bytes:
+    """``json.dumps(obj, indent=1).encode()``, byte for byte.
+
+    Raises
+    ------
+    FormatError
+        As :func:`compact`.
+    """
+    text = compact(obj)
+    positions = find_constants(text)
+    if not positions:
+        return _indent(text)
+    # msgspec knows no NaN: numbers that occur nowhere in the text stand in for the tokens while it works.
+    standins = _standins(text)
+    parts: list[bytes] = []
+    start = 0
+    for position in positions:
+        token = _constant_at(text, position)
+        parts += (text[start:position], standins[token])
+        start = position + len(token)
+    indented = _indent(b"".join((*parts, text[start:])))
+    for token, standin in standins.items():
+        indented = indented.replace(standin, token)
+    return indented
+
+
+def _indent(text: bytes) -> bytes:
+    try:
+        return msgspec.json.format(text, indent=1)
+    except RecursionError as error:
+        raise UnsafeInputError("containers lie too deep to be written as JSON") from error
+    except msgspec.DecodeError:
+        # Lone surrogates are JSON to Python, not to msgspec.
+        return json.dumps(json.loads(text), indent=1).encode("ascii")
+
+
+def _standins(text: bytes) -> dict[bytes, bytes]:
+    # "e" between digits, no sign: Python never spells a float like that, so only strings can hold it.
+    unused = (number for number in (b"%de1" % value for value in count(100)) if number not in text)
+    return {token: next(unused) for token in _CONSTANTS}
+
+
+# --- bare NaN and Infinity -------------------------------------------------------------------------------------------
+
+
+def find_constants(text: bytes | bytearray) -> list[int]:
+    """Offsets of the tokens ``NaN`` and ``Infinity`` (behind its sign, if any) that stand outside of strings.
+
+    Whether a place is inside a string follows from the quotes since the last place that is known: the hit before, or
+    the last line break, because a JSON string holds none. Linear in the length of the text.
+    """
+    found: list[int] = []
+    known, inside = 0, False
+    for position in _hits(text):
+        line = text.rfind(b"\n", known, position)
+        if line >= 0:
+            known, inside = line, False
+        inside ^= _odd_quotes(text[known:position])
+        known = position
+        if not inside and _stands_alone(text, position):
+            found.append(position)
+    return found
+
+
+def _hits(text: bytes | bytearray) -> Iterator[int]:
+    """Where a constant's name occurs, in order."""
+    at = {token: text.find(token) for token in _CONSTANTS}
+    while any(position >= 0 for position in at.values()):
+        position, token = min((position, token) for token, position in at.items() if position >= 0)
+        yield position
+        at[token] = text.find(token, position + len(token))
+
+
+def _odd_quotes(part: bytes | bytearray) -> bool:
+    if b"\\" in part:
+        part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return part.count(b'"') % 2 == 1
+
+
+def _constant_at(text: bytes | bytearray, position: int) -> bytes:
+    return _CONSTANTS[0] if text[position] == ord("N") else _CONSTANTS[1]
+
+
+def _stands_alone(text: bytes | bytearray, position: int) -> bool:
+    token = _constant_at(text, position)
+    if token == b"Infinity" and text[position - 1 : position] == b"-":
+        position -= 1
+        token = b"-" + token
+    end = position + len(token)
+    return (position == 0 or text[position - 1] in _BEFORE) and (end == len(text) or text[end] in _AFTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """A copy of a text in which each bare NaN or Infinity is a number of the same length, and where those are."""
+
+    text: bytearray
+    positions: list[int]
+
+    def touches(self, start: int, end: int) -> bool:
+        """Whether a masked token lies in ``[start, end)``."""
+        index = bisect_left(self.positions, start)
+        return index < len(self.positions) and self.positions[index] < end
+
+
+def mask_constants(data: Buffer) -> Masked | None:
+    """Make a text with bare NaN or Infinity readable for strict parsers; None where there is no such token."""
+    text = bytearray(data)
+    positions = find_constants(text)
+    if not positions:
+        return None
+    for position in positions:
+        length = len(_constant_at(text, position))
+        text[position : position + length] = b"0.0".ljust(length, b"0")
+    return Masked(text, positions)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse_json(data: Buffer, source: str, *, max_depth: int = MAX_DEPTH) -> Any:
+    """Decode JSON from a stranger; NaN and Infinity are welcome.
+
+    Parameters
+    ----------
+    data
+        UTF-8 without a byte order mark.
+    source
+        Where it came from, for messages.
+    max_depth
+        Containers inside one another.
+
+    Raises
+    ------
+    SchemaError
+        Not UTF-8, or no JSON: says at which byte.
+    UnsafeInputError
+        Nested too deep, or an integer of too many digits.
+    """
+    guard_recursion(data, source, max_depth)
+    try:
+        value = msgspec.json.decode(data)
+    except RecursionError as error:
+        raise _too_deep(source, max_depth) from error
+    except msgspec.MsgspecError:
+        value = _python_loads(data, source, max_depth)
+    _check_depth(value, source, max_depth)
+    return value
+
+
+def parse_object(data: Buffer, source: str) -> dict[str, Any]:
+    """:func:`parse_json` of a document that must be an object.
+
+    Raises
+    ------
+    SchemaError
+        As :func:`parse_json`, and for any other JSON value.
+    """
+    value = parse_json(data, source)
+    if not isinstance(value, dict):
+        raise SchemaError(source, "", expected="an object", found=describe(value))
+    return value
+
+
+def _python_loads(data: Buffer, source: str, max_depth: int) -> Any:
+    """Python's parser: knows NaN and lone surrogates, and says best what is wrong."""
+    check_bom(data, source)
+    try:
+        text = bytes(data).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SchemaError(source, "", expected="UTF-8", found=f"other bytes at byte {error.start}") from error
+    try:
+        return json.loads(text, parse_int=_bounded_int)
+    except RecursionError as error:
+        raise _too_deep(source, max_depth) from error
+    except json.JSONDecodeError as error:
+        at = len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        raise SchemaError(source, "", expected="JSON", found=f"{error.msg} at byte {at} of {len(data)}") from error
+    except UnsafeInputError as error:
+        raise UnsafeInputError(f"{source}: {error}") from error
+
+
+def check_bom(data: Buffer, source: str) -> None:
+    """Refuse a byte order mark by name; JSON has none (RFC 8259, section 8.1)."""
+    if bytes(data[:3]) == b"\xef\xbb\xbf" or bytes(data[:2]) in (b"\xff\xfe", b"\xfe\xff"):
+        raise SchemaError(source, "", expected="UTF-8 without a byte order mark", found="a byte order mark at byte 0")
+
+
+def _bounded_int(digits: str) -> int:
+    if len(digits.lstrip("-")) > _MAX_DIGITS:
+        raise UnsafeInputError(f"an integer of {len(digits)} digits, more than the {_MAX_DIGITS} allowed")
+    return int(digits)
+
+
+def _too_deep(source: str, max_depth: int) -> UnsafeInputError:
+    return UnsafeInputError(f"{source}: containers lie more than {max_depth} deep")
+
+
+def tokens(data: Buffer, start: int = 0, end: int | None = None) -> Iterator[re.Match[bytes]]:
+    """Strings and structural characters (``[]{},``) in order; a lone quote is a string that never ends, and the last.
+
+    Slow (a Python step a token): for damaged or suspicious text.
+    """
+    for token in _TOKEN.finditer(data, start, len(data) if end is None else end):
+        yield token
+        if token.group() == b'"':
+            return
+
+
+def guard_recursion(data: Buffer, source: str, max_depth: int = MAX_DEPTH) -> None:
+    """Look for deep nesting before a parser in C overflows its stack, where the program raised Python's limit.
+
+    Raises
+    ------
+    UnsafeInputError
+        Nested too deep.
+    """
+    if sys.getrecursionlimit() <= _SAFE_RECURSION:
+        return
+    depth = 0
+    for token in tokens(data):
+        character = token.group()
+        depth += (character in (b"[", b"{")) - (character in (b"]", b"}"))
+        if depth > max_depth:
+            raise _too_deep(source, max_depth)
+
+
+def _check_depth(value: Any, source: str, max_depth: int) -> None:
+    """Walk containers level by level, so that nothing recurses."""
+    level = [value]
+    for _ in range(max_depth + 1):
+        level = [child for parent in level for child in _containers(parent)]
+        if not level:
+            return
+    raise _too_deep(source, max_depth)
+
+
+def _containers(value: Any) -> list[Any]:
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [child for child in children if isinstance(child, (dict, list))]
+
+
+def describe(value: Any) -> str:
+    """A JSON value in words, for messages."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    kind = names.get(type(value), "a number")
+    if value is None or isinstance(value, (dict, list)):
+        return kind
+    if isinstance(value, int) and value.bit_length() > 256:  # Python may refuse to spell it
+        return f"{kind} of {value.bit_length()} bits"
+    text = repr(value)
+    return f"{kind} {text if len(text) <= 60 else text[:57] + '...'}"
