@@ -29,7 +29,6 @@ A live writer holds an advisory lock (``flock``) on the file. The system drops i
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import socket
@@ -41,10 +40,10 @@ from typing import IO, Any
 from msformat.errors import CorruptJournalError, FormatError, StoreError, UnsafeInputError
 from msformat.filelock import FileLock, is_locked
 from msformat.filesystem import is_url, open_filesystem
+from msformat.jsontext import compact, parse_json
 from msformat.replay import Record, Replayed, StackGroups, replay
 
 __all__ = [
-    "JOURNAL_NAME",
     "MAX_LINE",
     "Journal",
     "JournalWriter",
@@ -59,17 +58,12 @@ __all__ = [
     "replay",
 ]
 
-JOURNAL_NAME = "journal.jsonl"
 VERSION = 1
 # One entry of a real dump takes some hundred bytes to some hundred KiB; a longer line is refused unread.
 MAX_LINE = 64 << 20
 _PREFIX = 9  # eight hex digits and a space
-# Deeper than any argument tree that capture walks, and far from the interpreter's recursion limit.
-_MAX_DEPTH = 200
 _DOCUMENTS = ("dump.json", "debug.json")
 _BACKEND = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-
-_encoder = json.JSONEncoder(separators=(",", ":"))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
@@ -77,7 +71,7 @@ _encoder = json.JSONEncoder(separators=(",", ":"))
 
 def encode_record(record: Mapping[str, Any]) -> bytes:
     """The line of a record, newline included."""
-    return _line(_encoder.encode(record).encode("ascii"))
+    return _line(compact(record))
 
 
 def encode_entry(key: str, value: bytes) -> bytes:
@@ -88,7 +82,7 @@ def encode_entry(key: str, value: bytes) -> bytes:
     FormatError
         The entry is longer than a journal line may be.
     """
-    line = _line(b'{"kind":"entry","key":%b,"value":%b}' % (_encoder.encode(key).encode("ascii"), value))
+    line = _line(b'{"kind":"entry","key":%b,"value":%b}' % (compact(key), value))
     if len(line) > MAX_LINE:
         raise FormatError(f"entry {key!r}: {len(line)} bytes of JSON, more than the {MAX_LINE} a journal line may have")
     return line
@@ -255,9 +249,9 @@ class _Reader:
 
     def _checked(self, number: int, payload: bytes) -> Record:
         try:
-            record = _parse(payload)
-        except (ValueError, RecursionError) as error:
-            raise self._corrupt(number, f"is not readable JSON ({error})") from error
+            record = parse_json(payload, "JSON")
+        except FormatError as error:
+            raise self._corrupt(number, f"is not readable ({error})") from error
         kind = record.get("kind") if isinstance(record, dict) else None
         if (kind == "header") != (number == 1):
             raise self._corrupt(number, "is not the header" if number == 1 else "is a second header")
@@ -298,26 +292,6 @@ def _payload(line: bytes) -> bytes | None:
     if len(line) > MAX_LINE or line[:_PREFIX] != b"%08x " % zlib.crc32(payload):
         return None
     return payload
-
-
-def _parse(payload: bytes) -> Any:
-    value = json.loads(payload)
-    # Counting brackets settles almost every record; only a record with many is worth a walk.
-    if payload.count(b"[") + payload.count(b"{") > _MAX_DEPTH and _is_deeper(value, _MAX_DEPTH):
-        raise ValueError(f"nested deeper than {_MAX_DEPTH}")
-    return value
-
-
-def _is_deeper(value: Any, limit: int) -> bool:
-    level = [value]
-    for _ in range(limit):
-        level = [
-            child
-            for node in level
-            if isinstance(node, (dict, list))
-            for child in (node.values() if isinstance(node, dict) else node)
-        ]
-    return bool(level)
 
 
 # --- what a record may be --------------------------------------------------------------------------------------------
