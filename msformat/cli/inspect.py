@@ -187,7 +187,9 @@ def _show_one(key: Any, found: Entry | Tensor, *, as_json: bool) -> None:
 def _show_entry(key: Any, entry: Entry, *, as_json: bool) -> None:
     stack = entry.stack or ()
     if as_json:
-        print_json({"unit": str(key), "entry": entry.key, "parent": entry.parent, "value": entry.json(), "stack": stack})
+        print_json(
+            {"unit": str(key), "entry": entry.key, "parent": entry.parent, "value": entry.json(), "stack": stack}
+        )
         return
     print(plain(f"{key} {entry.key}"))
     print(plain(f"inside {entry.parent or 'nothing'}"))

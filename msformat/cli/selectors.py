@@ -28,7 +28,7 @@ def parse_ranks(text: str) -> frozenset[int | str]:
         found = _interval(part)
         if found is not None:
             ranks.update(found)
-        elif re.fullmatch(r"rank|rank\d+|proc\d+", part):
+        elif re.fullmatch(r"rank|rank[0-9]+|proc[0-9]+", part):
             ranks.add(part)
         else:
             raise argparse.ArgumentTypeError(f"{part!r} is no rank: give 0,2-4, rank, rank3 or proc123")
@@ -43,7 +43,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _interval(part: str) -> range | None:
-    found = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
     if found is None:
         return None
     first = int(found[1])

@@ -84,9 +84,7 @@ def test_msprobe_finds_every_exported_tensor_equal(
         assert any(row["Accuracy Reached or Not"] == "Yes" for row in rows)
 
 
-def test_the_judge_sees_a_planted_difference(
-    golden: Callable[[str], Path], tmp_path: Path, peer_python: str
-) -> None:
+def test_the_judge_sees_a_planted_difference(golden: Callable[[str], Path], tmp_path: Path, peer_python: str) -> None:
     original = golden("torch_8.1.0_L0_tensor")
     msformat("convert", original, tmp_path / "exported", "--to", "files", "--no-links")
     unit = tmp_path / "exported" / "step0" / "rank"
