@@ -1,0 +1,329 @@
+"""The canonical layout: one ``.npy`` or ``.pt`` a tensor in ``dump_tensor_data``, documents beside it.
+
+What msprobe writes, opened as it is; what is written here, msprobe, ``torch.load`` and ``np.load`` open. File names are
+keys. Only a tensor whose key is no safe file name, or whose file cannot tell its element type, needs a line in
+``tensors.jsonl`` (:mod:`msformat.stores.sidecar`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from numpy.typing import NDArray
+
+from msformat.atomic import fsync_directory, is_temporary, temporary_sibling, write_atomic
+from msformat.dtypes import DType
+from msformat.errors import CorruptTensorError, FormatError, StoreError, TensorNotFoundError, UnsafeInputError
+from msformat.filesystem import FileSystem, is_url, join, open_filesystem
+from msformat.names import natural_key, safe_data_name
+from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.npyfile import MAGIC, npy_needs_sidecar, npy_parts, open_npy
+from msformat.stores.ptfile import open_pt, pt_needs_sidecar, pt_parts
+from msformat.stores.sidecar import SIDECAR, SidecarLine, SidecarWriter, parse_sidecar
+
+__all__ = ["DATA_DIRECTORY", "FilesStore"]
+
+DATA_DIRECTORY = "dump_tensor_data"
+_JOURNAL = "journal.jsonl"
+_DOCUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+# A name with "/" in it is a nested file; deeper trees are no dump.
+_MAX_DEPTH = 8
+
+
+class FilesStore(Store):
+    """Files of one unit.
+
+    Parameters
+    ----------
+    location
+        The unit directory (``step0/rank3``): a path, or for reading a URL.
+    boundary
+        Directory that symbolic links may lead into; default: the unit directory.
+    """
+
+    backend: ClassVar[str] = "files"
+
+    def __init__(
+        self,
+        location: str,
+        *,
+        mode: Mode = "r",
+        group: str = "",
+        options: StoreOptions | None = None,
+        boundary: str | None = None,
+    ) -> None:
+        location = os.fspath(location)
+        super().__init__(f"{location}/{group}" if group else location, mode=mode, group=group, options=options)
+        if mode != "r":
+            self._make_directory()
+        self._files: FileSystem = open_filesystem(self.location, boundary=boundary)
+        if self._files.kind("") != "directory":
+            raise StoreError(f"{self.location}: no such directory")
+        if mode == "w":
+            self._check_empty()
+        self._named: dict[str, SidecarLine] = {}
+        self._taken: dict[str, str] = {}
+        self._sidecar = self._load_sidecar()
+        self._unsynced: list[str] = []
+        # What a writer has is known without asking the disk for each put.
+        self._known = set(self.keys()) if mode == "a" else set()
+
+    def _make_directory(self) -> None:
+        if is_url(self.location):
+            raise StoreError(f"{self.location}: files can only be written to a local directory")
+        try:
+            Path(self.location).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.location}: {error.strerror or error}") from error
+
+    def _check_empty(self) -> None:
+        if self._files.kind(SIDECAR) or self.documents() or next(self.keys_in(DATA_DIRECTORY), None) is not None:
+            raise StoreError(f"{self.location}: already holds a dump")
+
+    def _load_sidecar(self) -> SidecarWriter:
+        data: bytes | memoryview = b""
+        if self._files.kind(SIDECAR) is not None:
+            data = self._files.map(SIDECAR)
+        lines, length = parse_sidecar(data, self._files.describe(SIDECAR))
+        for line in lines:
+            self._named[line.key] = line
+            self._taken[line.file] = line.key
+        return SidecarWriter(Path(self.location) / SIDECAR, keep=length)
+
+    # --- names -------------------------------------------------------------------------------------------------
+
+    def _file_of(self, key: str) -> str | None:
+        """Path of the file a key names, None where it cannot name one.
+
+        Raises
+        ------
+        UnsafeInputError
+            The name is absolute or climbs up.
+        """
+        line = self._named.get(key)
+        file = key if line is None else line.file
+        parts = file.split("/")
+        if file[:1] == "/" or ".." in parts:
+            raise UnsafeInputError(f"{self.location}: tensor {key!r}: the name {file!r} leads outside")
+        # "a//b" and "a/./b" would be second names of "a/b".
+        if "" in parts or "." in parts or "\0" in file or (line is None and file in self._taken):
+            return None
+        return f"{DATA_DIRECTORY}/{file}"
+
+    def _new_file_of(self, key: str) -> str:
+        """A file name for a new key: the key itself where it is a safe one and not taken."""
+        name = safe_data_name(key)
+        attempt = 0
+        while self._taken.get(name, name) != name or (name != key and name in self._known):
+            attempt += 1
+            name = safe_data_name(f"{key}\0{attempt}{_suffix(key)}")
+        return name
+
+    def keys(self) -> Iterator[str]:
+        """Every key, sorted naturally: a directory keeps no order."""
+        found = {self._taken.get(file, file) for file in self.keys_in(DATA_DIRECTORY)}
+        return iter(sorted(found, key=natural_key))
+
+    def keys_in(self, directory: str, *, depth: int = 0) -> Iterator[str]:
+        """Names of tensor files, relative to ``dump_tensor_data``; special files too, so that reading them tells."""
+        if self._files.kind(directory) != "directory" or depth > _MAX_DEPTH:
+            return
+        for item in self._files.list(directory):
+            path = join(directory, item.name)
+            if item.kind == "directory":
+                yield from self.keys_in(path, depth=depth + 1)
+            elif not is_temporary(item.name):
+                yield path.removeprefix(f"{DATA_DIRECTORY}/")
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, str):
+            return False
+        if self.mode != "r":
+            return key in self._known
+        path = self._file_of(key)
+        try:
+            return path is not None and self._files.kind(path) == "file"
+        except UnsafeInputError:
+            return False
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> StoredTensor:
+        """The tensor of that key.
+
+        Raises
+        ------
+        TensorNotFoundError
+            No such file.
+        UnsafeInputError
+            The name leads outside, or to something that is no regular file.
+        FormatError
+            The file is neither a ``.npy`` nor a ``.pt`` with a tensor.
+        CorruptTensorError
+            The file is cut short.
+        """
+        path = self._file_of(key)
+        if path is None:
+            raise TensorNotFoundError(key, self.location, self._near(key))
+        try:
+            buffer = self._files.map(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise TensorNotFoundError(key, self.location, self._near(key)) from None
+        except OSError as error:
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self._files.describe(path)}: {error.strerror or error}") from error
+        return self._open_tensor(key, path, buffer)
+
+    def _open_tensor(self, key: str, path: str, buffer: bytes | memoryview) -> StoredTensor:
+        line = self._named.get(key)
+        dtype, digest = (line.dtype, line.digest) if line else (None, None)
+        if bytes(buffer[: len(MAGIC)]) == MAGIC:
+            return open_npy(key, self._files, path, buffer, len(buffer), dtype=dtype, digest=digest)
+        if path.endswith(".pt") or bytes(buffer[:2]) == b"PK":
+            return open_pt(key, self._files, path, buffer, dtype=dtype, digest=digest)
+        if len(buffer) < len(MAGIC):
+            raise CorruptTensorError(f"{self._files.describe(path)}: the file has only {len(buffer)} bytes")
+        raise FormatError(f"{self._files.describe(path)}: is neither a .npy nor a .pt")
+
+    def _near(self, key: str) -> Iterable[str]:
+        # difflib over every name of a large dump takes seconds: only names of the same beginning are candidates.
+        head = key[:8]
+        return [name for name in self.keys() if name[:8] == head][:2000]
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _content_token(self, key: str, digest: str) -> str:
+        return f"{_suffix(key)}{digest}"
+
+    def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:  # noqa: ARG002
+        is_pt = _suffix(key) == ".pt"
+        parts = pt_parts(bits, dtype) if is_pt else npy_parts(bits, dtype)
+        needs = pt_needs_sidecar(dtype) if is_pt else npy_needs_sidecar(dtype)
+        name = self._new_file_of(key)
+        path = self._data_path(name)
+        try:
+            write_atomic(path, parts, fsync=False)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}") from error
+        self._register(key, SidecarLine(name, key, dtype if needs else None, digest if needs else None))
+
+    def _link(self, key: str, target: str) -> None:
+        """A hard link; a copy where the file system has none or the file has too many."""
+        line = self._named.get(target)
+        name = self._new_file_of(key)
+        source, path = self._data_path(line.file if line else target), self._data_path(name)
+        try:
+            os.link(source, path)
+        except OSError:
+            self._copy(source, path)
+        self._register(key, SidecarLine(name, key, line.dtype if line else None, line.digest if line else None))
+
+    def _copy(self, source: str, path: str) -> None:
+        temporary = temporary_sibling(path)
+        try:
+            shutil.copyfile(source, temporary)
+            os.replace(temporary, path)
+        except OSError as error:
+            Path(temporary).unlink(missing_ok=True)
+            raise StoreError(f"{path}: {error.strerror or error}") from error
+
+    def _data_path(self, name: str) -> str:
+        directory = os.path.join(self.location, DATA_DIRECTORY)
+        if not self._known:
+            self._prepare(directory)
+        return os.path.join(directory, name)
+
+    def _prepare(self, directory: str) -> None:
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{directory}: {error.strerror or error}") from error
+        if os.path.islink(directory):
+            raise UnsafeInputError(f"{directory}: is a link; nothing is written through it")
+
+    def _register(self, key: str, line: SidecarLine) -> None:
+        self._known.add(key)
+        self._unsynced.append(line.file)
+        if line.file != key or line.dtype is not None:
+            self._named[key] = line
+            self._taken[line.file] = key
+            self._sidecar.add(line)
+
+    # --- documents ---------------------------------------------------------------------------------------------
+
+    def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
+        """Store a document atomically and durably.
+
+        Raises
+        ------
+        StoreError
+            Not writable.
+        UnsafeInputError
+            ``name`` is no plain file name, or one that means something else here.
+        """
+        self._check_writable()
+        if not _DOCUMENT.fullmatch(name) or not _is_document(name):
+            raise UnsafeInputError(f"{self.location}: {name!r} is no name for a document")
+        path = os.path.join(self.location, name)
+        try:
+            write_atomic(path, data if isinstance(data, bytes) else memoryview(data))
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror or error}") from error
+
+    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+        """The bytes of a document, mapped if large; None where there is none of that name."""
+        if not _is_document(name) or self._files.kind(name) is None:
+            return None
+        return self._files.map(name)
+
+    def documents(self) -> tuple[str, ...]:
+        """Every regular file beside ``dump_tensor_data`` that is no store, journal or temporary."""
+        found = (item.name for item in self._files.list("") if item.kind == "file")
+        return tuple(sorted(name for name in found if _is_document(name)))
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """fsync every file put since the last barrier, the sidecar, and the directories."""
+        if self.mode == "r":
+            return
+        wrote_sidecar = self._sidecar.flush()
+        if not self._unsynced:
+            return
+        directory = os.path.join(self.location, DATA_DIRECTORY)
+        try:
+            for name in self._unsynced:
+                _fsync_file(os.path.join(directory, name))
+            if wrote_sidecar:
+                _fsync_file(self._sidecar.path)
+        except OSError as error:
+            raise StoreError(f"{directory}: {error.strerror or error}") from error
+        fsync_directory(directory)
+        fsync_directory(self.location)
+        self._unsynced.clear()
+
+    def close(self) -> None:
+        """Sync. Nothing is held open between calls."""
+        self.sync()
+
+
+def _suffix(key: str) -> str:
+    return ".pt" if key.endswith(".pt") else ".npy"
+
+
+def _is_document(name: str) -> bool:
+    return name not in (_JOURNAL, SIDECAR) and not name.endswith((".h5", ".zarr")) and not is_temporary(name)
+
+
+def _fsync_file(path: str | os.PathLike[str]) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
