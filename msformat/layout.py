@@ -1,0 +1,422 @@
+"""Where the units of a dump lie: ``step{N}/rank{R}`` in a tree, or groups of one file.
+
+A unit is one rank of one step. Its directory holds the canonical files, or ``dump.h5``, or ``dump.zarr``; a tree may
+mix them. All forms that msprobe writes are known: ``rank{R}``, ``rank`` (one process), ``proc{pid}`` (one process of
+26.2.0), ``rank`` without a step (saved variables of 1.2.2), ``graph`` or ``pynative`` above ``step{N}`` (MindSpore).
+
+Only directories are listed here; no file is opened but a container, by its own store, for the names of its groups.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from msformat.atomic import is_temporary
+from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputError
+from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
+from msformat.lookalikes import describe_directory, describe_file
+from msformat.names import natural_key
+from msformat.stores.registry import store_class
+from msformat.units import BRANCHES, UnitKey, is_rank_label, parse_step_label, parse_unit_path
+
+__all__ = ["JOURNAL_NAME", "UnitKey", "UnitLocation", "find_units", "parse_unit_path", "unit_backend"]
+
+JOURNAL_NAME = "journal.jsonl"
+_DOCUMENTS = ("dump.json", "debug.json")
+_TENSORS = "dump_tensor_data"
+# Containers inside a unit directory, the preferred one first.
+_CONTAINERS = {"dump.h5": "hdf5", "dump.zarr": "zarr"}
+# Naming one of these names its unit.
+_UNIT_FILES = {*_DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log", "tensors.jsonl", JOURNAL_NAME}
+_HDF5_SUFFIXES = (".h5", ".hdf5")
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+_NEARLY = re.compile(r"(step|rank|proc)[_-]?[0-9]+", re.IGNORECASE)
+
+_SEARCH_DEPTH = 3
+_SEARCH_DIRECTORIES = 1000
+_LOOKED_FOR = (
+    f"looked for step{{N}}/rank{{R}} (also rank, proc{{pid}}, and graph or pynative above) with "
+    f"{', '.join((*_DOCUMENTS, *_CONTAINERS))} or {JOURNAL_NAME}, down to {_SEARCH_DEPTH} levels below"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLocation:
+    """Where a unit is kept.
+
+    Attributes
+    ----------
+    key
+        Which unit.
+    backend, location, group
+        What :func:`msformat.stores.registry.open_store` wants.
+    directory
+        The unit's own directory; None for a group of a file that holds many units.
+    journal
+        Path of the journal; not None means the unit was never finished.
+    """
+
+    key: UnitKey
+    backend: str
+    location: str
+    group: str = ""
+    directory: str | None = None
+    journal: str | None = None
+
+
+def unit_backend(directory: str) -> str | None:
+    """The store a unit directory uses (``files``, ``hdf5``, ``zarr``); None if it holds no unit."""
+    fs = open_filesystem(directory)
+    return _backend(_plain(fs.list(""))) if fs.kind("") == "directory" else None
+
+
+def find_units(path: str | os.PathLike[str]) -> tuple[list[UnitLocation], list[str]]:
+    """Find every unit of a dump.
+
+    Parameters
+    ----------
+    path
+        A tree, a step or unit directory, a document in a unit directory, an ``.h5`` file or ``.zarr`` directory that
+        holds units as groups, or a URL of one of these. A directory above one tree is fine, too; above several not.
+
+    Returns
+    -------
+    units
+        In order of their keys, at least one.
+    problems
+        What a user should know: links that lead outside and other things left alone, separate runs side by side, data
+        kept twice.
+
+    Raises
+    ------
+    StoreError
+        Nothing is there, or it cannot be read.
+    FormatError
+        No dump is there, or several; says what was looked for and what the place looks like instead.
+    BackendMissingError
+        A URL or container whose library is not installed.
+    """
+    location = _trimmed(os.fspath(path).removeprefix("file://"))
+    try:
+        found = _find(location)
+    except OSError as error:
+        if isinstance(error, MsformatError):
+            raise
+        raise StoreError(f"{location}: {error.strerror or error}") from error
+    units = sorted(found.units.values(), key=lambda unit: unit.key.sort_key())
+    return units, [*found.problems, *_separate_runs(unit.key for unit in units)]
+
+
+def _trimmed(location: str) -> str:
+    """Without trailing slashes, unless nothing else would be left."""
+    kept = location.rstrip("/")
+    return location if not kept or kept.endswith(":") else kept
+
+
+def _find(location: str) -> _Finder:
+    fs = _filesystem(location)
+    kind = fs.kind("")
+    if kind is None:
+        raise StoreError(f"{location}: no such file or directory")
+    if kind == "special":
+        raise UnsafeInputError(f"{location}: neither a file nor a directory, or a link that leads nowhere")
+    return _find_at_file(fs, location) if kind == "file" else _find_in_directory(fs, location)
+
+
+def _filesystem(location: str) -> FileSystem:
+    try:
+        return open_filesystem(location)
+    except ValueError as error:
+        # fsspec says so when it does not know the protocol.
+        raise StoreError(f"{location}: {error}") from error
+
+
+# --- from a file or directory to its units ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """What the names of the directories above say."""
+
+    step: int | None = None
+    rank: str = ""
+    branch: str = ""
+
+    @classmethod
+    def of(cls, location: str) -> _Context:
+        """From the end of a path: a unit has the same key whether its tree is named or the unit itself."""
+        parts = (location if is_url(location) else os.path.abspath(location)).rstrip("/").split("/")
+        rank = parts.pop() if parts and is_rank_label(parts[-1]) else ""
+        step = parse_step_label(parts[-1]) if parts else None
+        if step is not None:
+            parts.pop()
+        return cls(step, rank, parts[-1] if parts and parts[-1] in BRANCHES else "")
+
+    @property
+    def key(self) -> UnitKey:
+        return UnitKey(self.step, self.rank or "rank", self.branch)
+
+
+def _find_at_file(fs: FileSystem, location: str) -> _Finder:
+    above, name = _parent(location)
+    if name in _UNIT_FILES:
+        finder = _Finder(_filesystem(above))
+        if finder.unit("", finder.list(""), _Context.of(above)):
+            return finder
+        raise FormatError(_nothing(above, None, finder.problems))
+    if name.lower().endswith(_HDF5_SUFFIXES) or fs.read("", 0, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
+        return _find_in_container(fs, "hdf5", location)
+    raise FormatError(_nothing(location, describe_file(name), []))
+
+
+def _parent(location: str) -> tuple[str, str]:
+    """Directory and name of a path or URL."""
+    if not is_url(location):
+        above, name = os.path.split(location)
+        return above or ".", name
+    scheme, _, rest = location.partition("://")
+    above, _, name = rest.rpartition("/")
+    return f"{scheme}://{above}", name
+
+
+def _find_in_directory(fs: FileSystem, location: str) -> _Finder:
+    finder = _Finder(fs)
+    items = finder.list("")
+    names = {item.name for item in items}
+    if "zarr.json" in names:
+        return _find_in_container(fs, "zarr", location)
+    context = _Context.of(location)
+    finder.tree("", items, context)
+    if finder.units and _backend(items):
+        finder.note(
+            "", f"a dump beside the directories of other units: only those are read; name {_found(items)} itself"
+        )
+    if not finder.units and not finder.unit("", items, context):
+        return _search(finder, items)
+    return finder
+
+
+def _find_in_container(fs: FileSystem, backend: str, location: str) -> _Finder:
+    finder = _Finder(fs)
+    above, name = _parent(location)
+    # Somebody who names dump.h5 inside a unit directory gets that unit, with the journal beside it.
+    directory = above if name in _CONTAINERS else None
+    unfinished = directory is not None and _filesystem(above).kind(JOURNAL_NAME) == "file"
+    journal = f"{above.rstrip('/')}/{JOURNAL_NAME}" if unfinished else None
+    finder.container(UnitLocation(_Context.of(above).key, backend, location, directory=directory, journal=journal))
+    if not finder.units:
+        raise FormatError(_nothing(location, "its groups are no units (step{N}/rank{R})", finder.problems))
+    return finder
+
+
+def _search(finder: _Finder, items: Sequence[Item]) -> _Finder:
+    """Look for one tree below a directory that is none, nearest level first."""
+    fs = finder.fs
+    level = [("", items)]
+    budget = _SEARCH_DIRECTORIES
+    for _ in range(_SEARCH_DEPTH):
+        names = [join(path, item.name) for path, found in level for item in found if _worth_a_look(item)]
+        if len(names) > budget:
+            finder.note("", f"holds more than {_SEARCH_DIRECTORIES} directories: not all were searched")
+        tried = [_tree_at(fs, name) for name in sorted(names, key=natural_key)[:budget]]
+        trees = [tree for tree, _ in tried if tree.units]
+        if len(trees) == 1:
+            return trees[0]
+        if trees:
+            raise FormatError(_several(fs, trees))
+        finder.problems += [problem for tree, _ in tried for problem in tree.problems]
+        level = [(tree.root, found) for tree, found in tried]
+        budget -= len(tried)
+    hint = describe_directory(_parent(os.path.abspath(fs.describe("")))[1], items)
+    raise FormatError(_nothing(fs.describe(""), hint, finder.problems))
+
+
+def _tree_at(fs: FileSystem, path: str) -> tuple[_Finder, list[Item]]:
+    finder = _Finder(fs, path)
+    items = finder.list(path)
+    finder.tree(path, items, _Context())
+    if not finder.units:
+        finder.unit(path, items, _Context())
+    return finder, items
+
+
+def _worth_a_look(item: Item) -> bool:
+    hidden = item.name.startswith(".") or item.name == _TENSORS or item.name.endswith(".zarr")
+    return item.kind == "directory" and not hidden and not _is_layout(item.name)
+
+
+def _is_layout(name: str) -> bool:
+    return name in BRANCHES or parse_step_label(name) is not None or is_rank_label(name)
+
+
+# --- walking ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Finder:
+    """Units and problems found so far. Depth is that of the format, so links in circles end by themselves."""
+
+    fs: FileSystem
+    root: str = ""
+    units: dict[UnitKey, UnitLocation] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def note(self, path: str, text: str) -> None:
+        self.problems.append(f"{self.fs.describe(path)}: {text}")
+
+    def list(self, path: str) -> list[Item]:
+        """What may be read in a directory; the rest is noted."""
+        if not path:
+            found = self.fs.list(path)
+        else:
+            try:
+                found = self.fs.list(path)
+            except (OSError, UnsafeInputError) as error:
+                self.note(path, f"cannot be listed: {error}")
+                return []
+        for item in found:
+            if item.kind == "special" and not is_temporary(item.name):
+                self.note(join(path, item.name), "is no regular file, or a link that leads outside: left alone")
+        return _plain(found)
+
+    def tree(self, path: str, items: Iterable[Item], context: _Context) -> None:
+        """Units in branches, steps and ranks below a directory."""
+        for item in items:
+            if item.kind != "directory":
+                continue
+            below = join(path, item.name)
+            step = parse_step_label(item.name)
+            if is_rank_label(item.name):
+                self.unit(below, self.list(below), replace(context, rank=item.name), expected=True)
+            elif step is not None:
+                self.step(below, replace(context, step=step))
+            elif item.name in BRANCHES and context == _Context():
+                self.tree(below, self.list(below), _Context(branch=item.name))
+            elif _NEARLY.fullmatch(item.name):
+                self.note(below, "no name of a step or rank: left alone")
+
+    def step(self, path: str, context: _Context) -> None:
+        items = self.list(path)
+        before = len(self.units)
+        ranks = [item for item in items if item.kind == "directory" and is_rank_label(item.name)]
+        self.tree(path, ranks, context)
+        if len(self.units) > before or self.unit(path, items, context):
+            return
+        if not ranks:
+            self.note(path, _no_unit(path, items))
+
+    def unit(self, path: str, items: Sequence[Item], context: _Context, *, expected: bool = False) -> bool:
+        """Take a directory as a unit, if it is one."""
+        backend = _backend(items)
+        if backend is None:
+            if expected:
+                self.note(path, _no_unit(path, items))
+            return False
+        self._note_double(path, items, backend)
+        where = self.fs.describe(path)
+        name = next((name for name, kind in _CONTAINERS.items() if kind == backend), "")
+        location = self.fs.describe(join(path, name)) if name else where
+        journal = self.fs.describe(join(path, JOURNAL_NAME)) if _has(items, JOURNAL_NAME, "file") else None
+        unit = UnitLocation(context.key, backend, location, directory=where, journal=journal)
+        if name and not context.rank:
+            # A directory that is not named for a rank may be the home of a file with many units.
+            return self.container(unit)
+        self._add(unit)
+        return True
+
+    def _note_double(self, path: str, items: Sequence[Item], backend: str) -> None:
+        unread = [name for name, kind in _CONTAINERS.items() if kind != backend and _has_container(items, name)]
+        if unread:
+            self.note(path, f"{' and '.join(unread)} beside {_found(items)}: only the latter is read")
+
+    def container(self, whole: UnitLocation) -> bool:
+        """Units that are groups of one file; ``whole`` is the unit if the root is one."""
+        before = len(self.units)
+        for group in store_class(whole.backend).groups(whole.location):
+            key = parse_unit_path(group)
+            if not group:
+                self._add(whole)
+            elif key is not None:
+                self._add(UnitLocation(key, whole.backend, whole.location, group))
+            else:
+                self.problems.append(f"{whole.location}: group {group!r} is no unit (step{{N}}/rank{{R}}): left alone")
+        return len(self.units) > before
+
+    def _add(self, unit: UnitLocation) -> None:
+        first = self.units.setdefault(unit.key, unit)
+        if first is not unit:
+            self.problems.append(f"{unit.location}: {unit.key} was already found in {first.location}: left alone")
+
+
+def _plain(items: Iterable[Item]) -> list[Item]:
+    return [item for item in items if item.kind != "special" and not is_temporary(item.name)]
+
+
+def _has(items: Iterable[Item], name: str, kind: str) -> bool:
+    return any(item.name == name and item.kind == kind for item in items)
+
+
+def _has_container(items: Sequence[Item], name: str) -> bool:
+    return _has(items, name, "directory" if name.endswith(".zarr") else "file")
+
+
+def _found(items: Sequence[Item]) -> str:
+    """The name that decides what backend a unit has."""
+    for name in _DOCUMENTS:
+        if _has(items, name, "file"):
+            return name
+    if _has(items, _TENSORS, "directory"):
+        return _TENSORS
+    return next((name for name in _CONTAINERS if _has_container(items, name)), "")
+
+
+def _backend(items: Sequence[Item]) -> str | None:
+    """Canonical files before containers: they are what msprobe itself would read."""
+    found = _found(items)
+    if found:
+        return _CONTAINERS.get(found, "files")
+    # Killed before the first tensor: containers are made when they are opened, so this was to become files.
+    return "files" if _has(items, JOURNAL_NAME, "file") else None
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def _no_unit(path: str, items: Sequence[Item]) -> str:
+    hint = describe_directory(os.path.basename(path), items)
+    return f"no dump in it ({hint or f'no {_DOCUMENTS[0]}, {_DOCUMENTS[1]}, dump.h5 or dump.zarr'}): left alone"
+
+
+def _nothing(location: str, hint: str | None, problems: Sequence[str]) -> str:
+    text = f"{location}: no dump found"
+    if hint:
+        text += f": {hint}"
+    if problems:
+        text += f"; {'; '.join(problems[:3])}" + (f"; and {len(problems) - 3} more" if len(problems) > 3 else "")
+    return f"{text} ({_LOOKED_FOR})"
+
+
+def _several(fs: FileSystem, trees: Sequence[_Finder]) -> str:
+    names = ", ".join(tree.root for tree in trees[:5]) + (", …" if len(trees) > 5 else "")
+    return f"{fs.describe('')}: holds {len(trees)} dumps, name one of them: {names}"
+
+
+def _separate_runs(keys: Iterable[UnitKey]) -> Iterator[str]:
+    """A lone process names its directory itself: two such names, or one beside numbered ranks, are several runs."""
+    ranks: dict[str, list[str]] = {}
+    for key in keys:
+        ranks.setdefault(join(key.branch, "" if key.step is None else f"step{key.step}"), []).append(key.rank)
+    places: dict[tuple[str, ...], list[str]] = {}
+    for place, labels in ranks.items():
+        if len(labels) > 1 and any(UnitKey(None, label).rank_number is None for label in labels):
+            places.setdefault(tuple(labels[:4]), []).append(place or "the dump")
+    for labels_shown, where in places.items():
+        more = f" and {len(where) - 4} more" if len(where) > 4 else ""
+        yield (
+            f"{', '.join(where[:4])}{more}: {', '.join(labels_shown)} are separate runs into one path, "
+            "never ranks of one run"
+        )

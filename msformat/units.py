@@ -1,0 +1,83 @@
+"""Which rank of which step: the name of a unit, as directories and groups spell it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+
+from msformat.filesystem import join
+from msformat.names import NaturalKey, natural_key
+
+__all__ = ["BRANCHES", "UnitKey", "is_rank_label", "parse_step_label", "parse_unit_path"]
+
+BRANCHES = ("graph", "pynative")
+
+# No leading zeros, so that a key leads back to its directory; 18 digits keep int() far from its digit limit.
+_NUMBER = r"(?:0|[1-9][0-9]{0,17})"
+_STEP = re.compile(rf"step({_NUMBER})")
+_RANK = re.compile(rf"rank({_NUMBER})?|proc{_NUMBER}")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class UnitKey:
+    """Which rank of which step. Ordered by step, rank and branch, numbers as numbers.
+
+    Attributes
+    ----------
+    step
+        None where the dump has no steps (saved variables of msprobe 1.2.2).
+    rank
+        The label as written: ``rank3``, ``rank``, ``proc4711``.
+    branch
+        ``graph`` or ``pynative`` (MindSpore with jit cells), else ``""``.
+    """
+
+    step: int | None
+    rank: str
+    branch: str = ""
+
+    @property
+    def rank_number(self) -> int | None:
+        """The rank; None for ``rank`` and ``proc{pid}``: a process id is no rank."""
+        digits = self.rank.removeprefix("rank")
+        return int(digits) if digits != self.rank and digits else None
+
+    @property
+    def path(self) -> str:
+        """Path inside a dump, ``graph/step0/rank3``; :func:`parse_unit_path` is the inverse."""
+        return join(self.branch, "" if self.step is None else f"step{self.step}", self.rank)
+
+    def __str__(self) -> str:
+        return self.path
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, UnitKey):
+            return NotImplemented
+        return self.sort_key() < other.sort_key()
+
+    def _order(self) -> tuple[object, ...]:
+        return (-1 if self.step is None else self.step, natural_key(self.rank), self.branch)
+
+
+def parse_unit_path(path: str) -> UnitKey | None:
+    """The key of ``step0/rank3``, ``graph/step0/rank``, ``rank``, …; None for any other path."""
+    parts = path.strip("/").split("/")
+    branch = parts.pop(0) if parts[0] in BRANCHES else ""
+    step = parse_step_label(parts.pop(0)) if len(parts) == 2 else None
+    if len(parts) != 1 or not is_rank_label(parts[0]):
+        return None
+    key = UnitKey(step, parts[0], branch)
+    return key if key.path == path.strip("/") else None
+
+
+def is_rank_label(name: str) -> bool:
+    """Whether a name is ``rank{R}``, ``rank`` or ``proc{pid}``."""
+    return _RANK.fullmatch(name) is not None
+
+
+def parse_step_label(name: str) -> int | None:
+    """The number of ``step{N}``; None for any other name."""
+    found = _STEP.fullmatch(name)
+    return int(found[1]) if found else None
