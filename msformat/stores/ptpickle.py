@@ -103,13 +103,23 @@ def read_tensor_record(data: bytes, source: str) -> TensorRecord:
     """
     if len(data) > MAX_PICKLE:
         raise FormatError(f"{source}: data.pkl has {len(data)} bytes: this is no single tensor")
+    known = _seen.get(data)
+    if known is not None:
+        return known
     try:
         found = _Machine(data, source).run()
     except (IndexError, struct.error, UnicodeDecodeError) as error:
         raise FormatError(f"{source}: damaged pickle ({type(error).__name__})") from error
     if not isinstance(found, TensorRecord):
         raise FormatError(f"{source}: holds {_kind_of(found)}, not a tensor")
+    if len(_seen) < _SEEN_RECORDS and len(data) <= _SEEN_BYTES:
+        _seen[data] = found
     return found
+
+
+# Tensors of one shape have the same pickle, and a model has few shapes.
+_seen: dict[bytes, TensorRecord] = {}
+_SEEN_RECORDS, _SEEN_BYTES = 1024, 512
 
 
 def _kind_of(value: Any) -> str:
