@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -24,6 +23,7 @@ from msformat.model import MAX_DEPTH
 __all__ = [
     "Buffer",
     "Masked",
+    "bounded_int",
     "canonical",
     "check_bom",
     "compact",
@@ -78,9 +78,19 @@ def canonical(obj: Any) -> bytes:
         As :func:`compact`.
     """
     text = compact(obj)
+    try:
+        return _indent(text)
+    except RecursionError as error:
+        raise UnsafeInputError("containers lie too deep to be written as JSON") from error
+    except msgspec.DecodeError:
+        # Lone surrogates are JSON to Python, not to msgspec.
+        return json.dumps(obj, indent=1).encode("ascii")
+
+
+def _indent(text: bytes) -> bytes:
     positions = find_constants(text)
     if not positions:
-        return _indent(text)
+        return msgspec.json.format(text, indent=1)
     # msgspec knows no NaN: numbers that occur nowhere in the text stand in for the tokens while it works.
     standins = _standins(text)
     parts: list[bytes] = []
@@ -89,20 +99,10 @@ def canonical(obj: Any) -> bytes:
         token = _constant_at(text, position)
         parts += (text[start:position], standins[token])
         start = position + len(token)
-    indented = _indent(b"".join((*parts, text[start:])))
+    indented = msgspec.json.format(b"".join((*parts, text[start:])), indent=1)
     for token, standin in standins.items():
         indented = indented.replace(standin, token)
     return indented
-
-
-def _indent(text: bytes) -> bytes:
-    try:
-        return msgspec.json.format(text, indent=1)
-    except RecursionError as error:
-        raise UnsafeInputError("containers lie too deep to be written as JSON") from error
-    except msgspec.DecodeError:
-        # Lone surrogates are JSON to Python, not to msgspec.
-        return json.dumps(json.loads(text), indent=1).encode("ascii")
 
 
 def _standins(text: bytes) -> dict[bytes, bytes]:
@@ -167,11 +167,6 @@ class Masked:
 
     text: bytearray
     positions: list[int]
-
-    def touches(self, start: int, end: int) -> bool:
-        """Whether a masked token lies in ``[start, end)``."""
-        index = bisect_left(self.positions, start)
-        return index < len(self.positions) and self.positions[index] < end
 
 
 def mask_constants(data: Buffer) -> Masked | None:
@@ -241,7 +236,7 @@ def _python_loads(data: Buffer, source: str, max_depth: int) -> Any:
     except UnicodeDecodeError as error:
         raise SchemaError(source, "", expected="UTF-8", found=f"other bytes at byte {error.start}") from error
     try:
-        return json.loads(text, parse_int=_bounded_int)
+        return json.loads(text, parse_int=bounded_int)
     except RecursionError as error:
         raise _too_deep(source, max_depth) from error
     except json.JSONDecodeError as error:
@@ -257,7 +252,8 @@ def check_bom(data: Buffer, source: str) -> None:
         raise SchemaError(source, "", expected="UTF-8 without a byte order mark", found="a byte order mark at byte 0")
 
 
-def _bounded_int(digits: str) -> int:
+def bounded_int(digits: str) -> int:
+    """An integer of JSON, unless it is so long that reading it would hang (UnsafeInputError)."""
     if len(digits.lstrip("-")) > _MAX_DIGITS:
         raise UnsafeInputError(f"an integer of {len(digits)} digits, more than the {_MAX_DIGITS} allowed")
     return int(digits)

@@ -184,7 +184,7 @@ class Header:
     extra
         Other keys; also a ``data`` that is no object (null).
     key_order
-        Keys in the order of the document, ``data`` among them; empty for the order of the format.
+        Keys in the order of the document, ``data`` among them; None for the order of the format.
     """
 
     task: str
@@ -192,7 +192,7 @@ class Header:
     framework: str
     dump_data_dir: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    key_order: tuple[str, ...] = ()
+    key_order: tuple[str, ...] | None = None
 
 
 def walk_nodes(node: Node, *, max_depth: int = MAX_DEPTH) -> Iterator[tuple[tuple[str, ...], Node]]:
