@@ -57,7 +57,8 @@ class UnitKey:
             return NotImplemented
         return self.sort_key() < other.sort_key()
 
-    def _order(self) -> tuple[object, ...]:
+    def sort_key(self) -> tuple[int, NaturalKey, str]:
+        """What ``<`` compares; faster as the key of a sort."""
         return (-1 if self.step is None else self.step, natural_key(self.rank), self.branch)
 
 
