@@ -1,0 +1,367 @@
+"""Any store into any store: unit by unit, tensor by tensor, never overwriting unasked, verified when done."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from msformat.atomic import temporary_sibling
+from msformat.convert_unit import (
+    UnitJob,
+    UnitReport,
+    all_done,
+    convert_into,
+    convert_tree_unit,
+    failed_report,
+    plan_only,
+)
+from msformat.destination import (
+    Destination,
+    check_relation,
+    check_state,
+    exclusive,
+    install,
+    leftovers,
+    remove_leftovers,
+    remove_temporary,
+    resolve_destination,
+)
+from msformat.dialect import DIALECTS, Dialect, translate_units
+from msformat.errors import FormatError, MsformatError, StoreError
+from msformat.layout import UnitLocation, find_units
+from msformat.plan import Rewrite
+from msformat.stores.base import StoreOptions
+from msformat.stores.registry import open_store
+from msformat.units import UnitKey
+
+__all__ = ["ConvertOptions", "ConvertReport", "UnitReport", "convert"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+_BACKENDS = ("files", "hdf5", "zarr")
+
+
+@dataclass(frozen=True, slots=True)
+class ConvertOptions:
+    """How to convert.
+
+    Attributes
+    ----------
+    to
+        ``files``, ``hdf5``, ``zarr``; None goes by the destination's suffix, ``files`` where it has none.
+    tensors
+        ``npy`` or ``pt``: suffix of all tensor names, in documents too. None keeps them.
+    dialect
+        Write names as msprobe ``1.2``, ``8.1`` or ``26`` does (see :mod:`msformat.dialect`). None keeps them.
+    steps
+        Only these steps.
+    ranks
+        Only these ranks: numbers mean ``rank{N}``, words the directory's name (``rank``, ``proc4711``).
+    filter
+        Only entries that match one of these globs or contain one of these texts, with their tensors.
+    compression, links
+        As in :class:`msformat.stores.base.StoreOptions`.
+    jobs
+        Units converted at the same time, each in a process of its own. A single ``.h5`` is written by one.
+    verify
+        Read everything back and compare it with what was read from the source.
+    resume
+        Keep the finished units of an earlier run that would come out the same.
+    overwrite
+        Replace units of a dump that stands at the destination. Nothing else there is touched.
+    dry_run
+        Write nothing, report what would be.
+    """
+
+    to: str | None = None
+    tensors: str | None = None
+    dialect: Dialect | None = None
+    steps: frozenset[int] | None = None
+    ranks: frozenset[int | str] | None = None
+    filter: tuple[str, ...] = ()
+    compression: str = "auto"
+    links: bool = True
+    jobs: int = 1
+    verify: bool = True
+    resume: bool = False
+    overwrite: bool = False
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.filter, str):
+            object.__setattr__(self, "filter", (self.filter,))
+        choices = (
+            ("to", self.to, _BACKENDS),
+            ("tensors", self.tensors, ("npy", "pt")),
+            ("dialect", self.dialect, DIALECTS),
+        )
+        for name, value, allowed in choices:
+            if value is not None and value not in allowed:
+                raise FormatError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
+        if self.jobs < 1:
+            raise FormatError(f"jobs={self.jobs}: at least 1")
+
+    @property
+    def rewrite(self) -> Rewrite:
+        """What changes in documents."""
+        suffix = None if self.tensors is None else f".{self.tensors}"
+        return Rewrite(self.dialect, suffix, tuple(self.filter))
+
+
+@dataclass(slots=True)
+class ConvertReport:
+    """What became of all units.
+
+    Attributes
+    ----------
+    units
+        One report each, in order.
+    problems
+        What concerns no single unit.
+    notes
+        What a person should know, though nothing is missing.
+    """
+
+    units: list[UnitReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 all done, 1 done in part, 2 nothing done."""
+        if not self.units or all(unit.failed for unit in self.units):
+            return 2
+        return 1 if self.problems or any(unit.problems for unit in self.units) else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return {
+            "exit_code": self.exit_code,
+            "units": [unit.as_json() for unit in self.units],
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    options: ConvertOptions | None = None,
+    progress: Progress | None = None,
+    *,
+    executor: Executor | None = None,
+) -> ConvertReport:
+    """Convert a dump.
+
+    Parameters
+    ----------
+    src
+        A tree, a unit, a document in one, an ``.h5`` file, a ``.zarr`` group, or a URL.
+    dst
+        A directory (one store a unit below ``step{N}/rank{R}``), or a name ending in ``.h5``, ``.hdf5`` or ``.zarr``
+        for one file or group with all units inside.
+    options
+        How.
+    progress
+        Called with a unit's path, bytes done, bytes in all; only at the end of each unit where processes work.
+    executor
+        Runs the units of a tree in place of processes of our own (``dask.distributed``'s ``Client.get_executor()``).
+
+    Returns
+    -------
+    ConvertReport
+        A bad tensor, document or unit is a problem in it; the rest is converted.
+
+    Raises
+    ------
+    StoreError
+        No such source, or the destination may not or cannot be written. An earlier content is still there.
+    FormatError
+        The source holds no dump, or an option makes no sense.
+    """
+    options = options or ConvertOptions()
+    source = os.fspath(src)
+    destination = resolve_destination(os.fspath(dst), options.to)
+    check_relation(source, destination)
+    locations, problems = find_units(source)
+    report = ConvertReport(problems=list(problems))
+    jobs = _jobs(_selected(locations, options, source), destination, options, report)
+    check_state(destination, overwrite=options.overwrite, resume=options.resume)
+    if options.dry_run:
+        report.units = [plan_only(job) for job in jobs]
+    elif destination.single:
+        report.units = _convert_single(jobs, destination, options, progress)
+    else:
+        report.units = list(_convert_tree(jobs, options, progress, executor))
+    if options.filter and report.units and not any(unit.entries for unit in report.units):
+        report.problems.append(f"no entry matches {', '.join(map(repr, options.filter))}")
+    return report
+
+
+# --- which units -----------------------------------------------------------------------------------------------------
+
+
+def _selected(locations: Sequence[UnitLocation], options: ConvertOptions, source: str) -> list[UnitLocation]:
+    chosen = [unit for unit in locations if _is_wanted(unit.key, options)]
+    if not chosen:
+        there = ", ".join(unit.key.path for unit in locations[:8]) + (", …" if len(locations) > 8 else "")
+        raise FormatError(f"{source}: no unit of the wanted steps and ranks; there are {there}")
+    return chosen
+
+
+def _is_wanted(key: UnitKey, options: ConvertOptions) -> bool:
+    if options.steps is not None and key.step not in options.steps:
+        return False
+    return options.ranks is None or key.rank in options.ranks or key.rank_number in options.ranks
+
+
+def _jobs(
+    locations: Sequence[UnitLocation], destination: Destination, options: ConvertOptions, report: ConvertReport
+) -> list[UnitJob]:
+    keys = {unit.key: unit.key for unit in locations}
+    if options.dialect is not None:
+        keys, notes = translate_units([(unit.key, _is_debug(unit)) for unit in locations], options.dialect)
+        report.notes += notes
+    store_options = StoreOptions(compression=options.compression, links=options.links)
+    return [
+        UnitJob(
+            source=unit,
+            key=keys[unit.key],
+            destination=destination,
+            rewrite=options.rewrite,
+            store_options=store_options,
+            verify=options.verify,
+            resume=options.resume,
+            overwrite=options.overwrite,
+        )
+        for unit in locations
+    ]
+
+
+def _is_debug(unit: UnitLocation) -> bool:
+    try:
+        with open_store(unit.backend, unit.location, group=unit.group) as store:
+            return "debug.json" in store.documents()
+    except (MsformatError, OSError):
+        # The unit's own conversion says what is wrong with it.
+        return False
+
+
+# --- trees -----------------------------------------------------------------------------------------------------------
+
+
+def _convert_tree(
+    jobs: Sequence[UnitJob], options: ConvertOptions, progress: Progress | None, executor: Executor | None
+) -> Iterator[UnitReport]:
+    if executor is None and (options.jobs == 1 or len(jobs) == 1):
+        yield from (convert_tree_unit(job, progress) for job in jobs)
+        return
+    calls = [(convert_tree_unit, job) for job in jobs]
+    with _pool(executor, min(options.jobs, len(jobs))) as pool:
+        yield from _run(pool, calls, progress)
+
+
+@contextmanager
+def _pool(executor: Executor | None, workers: int) -> Iterator[Executor]:
+    if executor is not None:
+        yield executor
+        return
+    # Spawned, not forked: the caller may have threads, and h5py and torch do not survive a fork.
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
+    finally:
+        # After an interrupt, workers still remove their temporaries before they go.
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _run(pool: Executor, calls: Sequence[tuple[Any, ...]], progress: Progress | None) -> list[UnitReport]:
+    futures = {pool.submit(*call): number for number, call in enumerate(calls)}
+    reports: dict[int, UnitReport] = {}
+    for future in as_completed(futures):
+        number = futures[future]
+        try:
+            report = future.result()
+        except BrokenProcessPool as error:
+            report = failed_report(calls[number][1], StoreError(f"a worker process died (out of memory?): {error}"))
+        reports[number] = report
+        if progress is not None:
+            progress(report.key, report.bytes_in, report.bytes_in)
+    return [reports[number] for number in range(len(calls))]
+
+
+# --- one file --------------------------------------------------------------------------------------------------------
+
+
+def _convert_single(
+    jobs: Sequence[UnitJob], destination: Destination, options: ConvertOptions, progress: Progress | None
+) -> list[UnitReport]:
+    path = destination.path
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with exclusive(path):
+        if os.path.lexists(path) and options.resume:
+            found = all_done(jobs, path)
+            if found is not None:
+                return found
+            if not options.overwrite:
+                raise StoreError(
+                    f"{path}: holds something else than {jobs[0].source.location}; --overwrite replaces it"
+                )
+        unfinished = next(iter(leftovers(path)), None) if options.resume else None
+        remove_leftovers(path, keep=unfinished)
+        if unfinished is not None:
+            reports = _resume(jobs, unfinished, options, progress)
+            if reports is not None:
+                install(unfinished, path)
+                return reports
+        return _write_whole(jobs, destination, options, progress)
+
+
+def _resume(
+    jobs: Sequence[UnitJob], unfinished: str, options: ConvertOptions, progress: Progress | None
+) -> list[UnitReport] | None:
+    """Go on in a file that a killed run left; None (and the file gone) where it turns out to be damaged."""
+    try:
+        reports = _fill(jobs, unfinished, options, progress)
+    except (MsformatError, OSError):
+        remove_temporary(unfinished)
+        return None
+    except BaseException:
+        remove_temporary(unfinished)
+        raise
+    if any(unit.verified is False for unit in reports):
+        remove_temporary(unfinished)
+        return None
+    return reports
+
+
+def _write_whole(
+    jobs: Sequence[UnitJob], destination: Destination, options: ConvertOptions, progress: Progress | None
+) -> list[UnitReport]:
+    temporary = temporary_sibling(destination.path)
+    try:
+        reports = _fill(jobs, temporary, options, progress)
+        if not all(unit.failed for unit in reports):
+            install(temporary, destination.path)
+            return reports
+    except BaseException:
+        remove_temporary(temporary)
+        raise
+    remove_temporary(temporary)
+    return reports
+
+
+def _fill(
+    jobs: Sequence[UnitJob], location: str, options: ConvertOptions, progress: Progress | None
+) -> list[UnitReport]:
+    if options.jobs == 1 or len(jobs) == 1 or jobs[0].destination.backend != "zarr":
+        return [convert_into(job, location, progress) for job in jobs]
+    # The first unit makes the root group, which the others then share.
+    first = convert_into(jobs[0], location, progress)
+    with _pool(None, min(options.jobs, len(jobs) - 1)) as pool:
+        return [first, *_run(pool, [(convert_into, job, location) for job in jobs[1:]], progress)]

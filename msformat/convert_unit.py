@@ -1,0 +1,319 @@
+"""One unit into its destination: under a temporary name, whole, verified, and only then under its own."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeAlias
+
+from msformat.atomic import temporary_sibling
+from msformat.destination import (
+    Destination,
+    exclusive,
+    install,
+    make_parents,
+    prune_empty,
+    remove_leftovers,
+    remove_temporary,
+)
+from msformat.errors import MsformatError, StoreError
+from msformat.layout import UnitLocation, unit_backend
+from msformat.plan import Rewrite, UnitPlan, plan_unit
+from msformat.stores.base import ReadOnlyBuffer, Store, StoreOptions
+from msformat.stores.registry import open_store, store_class
+from msformat.transfer import Transferred, transfer, verify_transfer
+from msformat.unfinished import unit_documents
+from msformat.units import UnitKey
+
+__all__ = [
+    "UnitJob",
+    "UnitProgress",
+    "UnitReport",
+    "all_done",
+    "convert_into",
+    "convert_tree_unit",
+    "failed_report",
+    "plan_only",
+]
+
+UnitProgress: TypeAlias = "Callable[[str, int, int], None]"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitJob:
+    """Everything a worker process needs to convert one unit.
+
+    Attributes
+    ----------
+    source
+        Where the unit is.
+    key
+        Its key in the destination.
+    destination
+        Where it goes.
+    rewrite, store_options
+        What to change, and how to write.
+    verify, resume, overwrite
+        As in :class:`msformat.convert.ConvertOptions`.
+    """
+
+    source: UnitLocation
+    key: UnitKey
+    destination: Destination
+    rewrite: Rewrite
+    store_options: StoreOptions
+    verify: bool = True
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(slots=True)
+class UnitReport:
+    """What became of a unit.
+
+    Attributes
+    ----------
+    key
+        Its path in the destination.
+    entries, tensors
+        How many were written.
+    bytes_in, bytes_out, files_in, files_out
+        On disk, hard links once. A group of a larger file counts as its uncompressed bytes in no file of its own; going
+        into one, as what the file grew by.
+    seconds
+        Wall time.
+    verified
+        Whether every tensor and document read back as it was read from the source; None if that was not asked for.
+    problems
+        What is missing from the destination, by name.
+    notes
+        What a person should know, though nothing is missing.
+    skipped
+        It was there already, whole.
+    failed
+        Nothing of it was written.
+    """
+
+    key: str
+    entries: int = 0
+    tensors: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    files_in: int = 0
+    files_out: int = 0
+    seconds: float = 0.0
+    verified: bool | None = None
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    skipped: bool = False
+    failed: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return asdict(self)
+
+
+def convert_tree_unit(job: UnitJob, progress: UnitProgress | None = None) -> UnitReport:
+    """Convert a unit into ``step{N}/rank{R}`` of a tree. Never raises for what is wrong with this unit alone."""
+    try:
+        return _convert_tree_unit(job, progress)
+    except (MsformatError, OSError) as error:
+        return failed_report(job, error)
+
+
+def failed_report(job: UnitJob, error: BaseException) -> UnitReport:
+    """The report of a unit of which nothing was written."""
+    return UnitReport(job.key.path, problems=[f"not converted: {error}"], failed=True)
+
+
+def _convert_tree_unit(job: UnitJob, progress: UnitProgress | None) -> UnitReport:
+    started = time.perf_counter()
+    destination = job.destination
+    directory = destination.unit_directory(job.key.path)
+    make_parents(directory, destination.path)
+    try:
+        with exclusive(directory):
+            remove_leftovers(directory)
+            report = _write_tree_unit(job, directory, progress)
+    finally:
+        prune_empty(os.path.dirname(directory), destination.path)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None) -> UnitReport:
+    with _open_source(job.source) as source:
+        plan = _plan(job, source)
+        if os.path.isdir(directory) and unit_backend(directory) is not None and not job.overwrite:
+            return _already_there(job, plan, directory)
+        temporary = temporary_sibling(directory)
+        try:
+            os.mkdir(temporary)
+            location = job.destination.store_location(temporary)
+            report = _write(job, source, plan, location, "", progress)
+            report.bytes_out, report.files_out = disk_usage(temporary)
+            strangers = install(temporary, directory, plan.documents)
+        except BaseException:
+            remove_temporary(temporary)
+            raise
+    report.notes += [f"{os.path.join(directory, name)}: not ours, left where it is" for name in strangers]
+    return report
+
+
+def _already_there(job: UnitJob, plan: UnitPlan, directory: str) -> UnitReport:
+    backend = unit_backend(directory) or job.destination.backend
+    here = Destination(job.destination.path, backend, single=False)
+    with open_store(backend, here.store_location(directory)) as store:
+        if not (job.resume and is_done(store, plan)):
+            raise StoreError(f"{directory}: already holds another unit; --overwrite replaces it")
+        return UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True)
+
+
+def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = None) -> UnitReport:
+    """Convert a unit into a group of an unfinished file that holds many.
+
+    Raises
+    ------
+    StoreError
+        The file cannot be written. What is wrong with the source alone ends in the report.
+    """
+    started = time.perf_counter()
+    before, files_before = disk_usage(location)
+    try:
+        source = _open_source(job.source)
+    except (MsformatError, OSError) as error:
+        return failed_report(job, error)
+    with source:
+        plan = _plan(job, source)
+        report = _write(job, source, plan, location, job.key.path, progress)
+    after, files_after = disk_usage(location)
+    report.bytes_out, report.files_out = after - before, files_after - files_before
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def plan_only(job: UnitJob) -> UnitReport:
+    """What would be converted; nothing is written."""
+    try:
+        with _open_source(job.source) as source:
+            plan = _plan(job, source)
+    except (MsformatError, OSError) as error:
+        return failed_report(job, error)
+    report = UnitReport(job.key.path, plan.entries, len(plan.tensors), problems=plan.problems, notes=plan.notes)
+    report.bytes_in, report.files_in = _source_usage(job.source, plan.nbytes)
+    return report
+
+
+def _open_source(source: UnitLocation) -> Store:
+    return open_store(source.backend, source.location, group=source.group)
+
+
+def _plan(job: UnitJob, source: Store) -> UnitPlan:
+    documents, problems = unit_documents(job.source, source)
+    plan = plan_unit(source, documents, job.rewrite, rank=job.source.key.rank)
+    plan.problems[:0] = problems
+    return plan
+
+
+def _write(
+    job: UnitJob, source: Store, plan: UnitPlan, location: str, group: str, progress: UnitProgress | None
+) -> UnitReport:
+    name, total = job.key.path, plan.nbytes
+    if progress is not None:
+        progress(name, 0, total)
+    notify = None if progress is None else lambda done: progress(name, min(done, total), total)
+    backend = job.destination.backend
+    with open_store(backend, location, mode="a", group=group, options=job.store_options) as target:
+        done = transfer(source, target, plan.tensors, notify)
+        # The order of a finished dump: a document never names a tensor that is not safe.
+        target.sync()
+        for document, data in plan.documents.items():
+            target.put_document(document, data)
+    report = _report_of(job, plan, done)
+    if job.verify:
+        faults = _verify(backend, location, group, plan.documents, done)
+        report.verified = not faults
+        report.problems += faults
+    if progress is not None:
+        progress(name, total, total)
+    return report
+
+
+def _report_of(job: UnitJob, plan: UnitPlan, done: Transferred) -> UnitReport:
+    report = UnitReport(job.key.path, plan.entries, len(done.digests))
+    report.problems = plan.problems + done.problems
+    report.notes = plan.notes + done.notes
+    report.bytes_in, report.files_in = _source_usage(job.source, done.nbytes)
+    return report
+
+
+def _verify(
+    backend: str, location: str, group: str, documents: Mapping[str, ReadOnlyBuffer], done: Transferred
+) -> list[str]:
+    with open_store(backend, location, group=group) as store:
+        faults = verify_transfer(store, done.digests)
+        faults += [f"{name} reads back with other content" for name in documents if not _same(store, name, documents)]
+    return faults
+
+
+def _same(store: Store, name: str, documents: Mapping[str, ReadOnlyBuffer]) -> bool:
+    found = store.get_document(name)
+    return found is not None and memoryview(found) == memoryview(documents[name])
+
+
+def is_done(store: Store, plan: UnitPlan) -> bool:
+    """Whether a store holds everything the plan would write: documents go last, so they vouch for the tensors."""
+    return (
+        set(store.documents()) == set(plan.documents)
+        and all(_same(store, name, plan.documents) for name in plan.documents)
+        and all(tensor.target in store for tensor in plan.tensors)
+    )
+
+
+def all_done(jobs: Sequence[UnitJob], location: str) -> list[UnitReport] | None:
+    """Reports of units that a finished file holds already, all of them as they would be written; None if one is not."""
+    reports: list[UnitReport] = []
+    try:
+        groups = set(store_class(jobs[0].destination.backend).groups(location))
+        for job in jobs:
+            if job.key.path not in groups:
+                return None
+            with (
+                _open_source(job.source) as source,
+                open_store(job.destination.backend, location, group=job.key.path) as store,
+            ):
+                plan = _plan(job, source)
+                if not is_done(store, plan):
+                    return None
+                reports.append(UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True))
+    except (MsformatError, OSError):
+        return None
+    return reports
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------------
+
+
+def _source_usage(source: UnitLocation, logical: int) -> tuple[int, int]:
+    """Bytes and files of a source unit."""
+    if source.directory is not None and os.path.isdir(source.directory):
+        return disk_usage(source.directory)
+    return logical, 0
+
+
+def disk_usage(path: str) -> tuple[int, int]:
+    """Bytes and number of files at a path, each hard link once; (0, 0) where nothing is."""
+    if os.path.isfile(path):
+        return os.path.getsize(path), 1
+    total, count = 0, 0
+    seen: set[tuple[int, int]] = set()
+    for directory, _, names in os.walk(path):
+        for name in names:
+            found = os.lstat(os.path.join(directory, name))
+            count += 1
+            if (found.st_dev, found.st_ino) not in seen:
+                seen.add((found.st_dev, found.st_ino))
+                total += found.st_size
+    return total, count

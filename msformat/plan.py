@@ -1,0 +1,301 @@
+"""What a unit becomes before a byte of a tensor moves: its new documents, and which tensors go under which names.
+
+Without a change of dialect, of suffixes or of the set of entries, documents are the source's bytes. Otherwise they are
+rewritten entry by entry, unknown keys included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from msformat.dialect import Dialect, Translator, detect_dialect
+from msformat.documents import DumpDocument, encode_dump, salvage
+from msformat.dtypes import parse_dtype
+from msformat.errors import FormatError, MsformatError
+from msformat.jsontext import canonical, parse_json
+from msformat.stores.base import ReadOnlyBuffer, Store
+
+__all__ = ["PlannedTensor", "Rewrite", "UnitPlan", "load_entries", "plan_unit", "tensor_references"]
+
+ENTRY_DOCUMENTS = ("dump.json", "debug.json")
+_SUFFIXES = (".pt", ".npy")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """What is to change.
+
+    Attributes
+    ----------
+    dialect
+        Dialect to write, None for the source's.
+    suffix
+        Suffix of tensor names (``.npy``, ``.pt``), None to keep them.
+    patterns
+        Entries to keep: globs, or parts of a key. Empty keeps all.
+    """
+
+    dialect: Dialect | None = None
+    suffix: str | None = None
+    patterns: tuple[str, ...] = ()
+
+    def keeps(self, key: str) -> bool:
+        """Whether an entry is kept."""
+        return not self.patterns or any(fnmatchcase(key, pattern) or pattern in key for pattern in self.patterns)
+
+    def respell(self, data_name: str) -> str:
+        """A tensor's name with the wanted suffix."""
+        found = next((suffix for suffix in _SUFFIXES if data_name.endswith(suffix)), None)
+        if self.suffix is None or found is None:
+            return data_name
+        return data_name.removesuffix(found) + self.suffix
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor to copy.
+
+    Attributes
+    ----------
+    source, target
+        Keys in the two stores.
+    declared
+        Element type as the document spells it, None for tensors no document names.
+    entry
+        The entry that names it, ``""`` for none.
+    nbytes
+        Size as the document declares it, 0 where it does not say; for progress only.
+    """
+
+    source: str
+    target: str
+    declared: str | None = None
+    entry: str = ""
+    nbytes: int = 0
+
+
+@dataclass(slots=True)
+class UnitPlan:
+    """Everything :func:`plan_unit` finds out."""
+
+    documents: dict[str, ReadOnlyBuffer] = field(default_factory=dict)
+    tensors: list[PlannedTensor] = field(default_factory=list)
+    entries: int = 0
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Declared bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def plan_unit(store: Store, documents: Mapping[str, ReadOnlyBuffer], rewrite: Rewrite, *, rank: str = "") -> UnitPlan:
+    """Plan a unit.
+
+    Parameters
+    ----------
+    store
+        Where its tensors are.
+    documents
+        Its documents by name.
+    rewrite
+        What is to change.
+    rank
+        Name of its directory, which helps to tell the dialect.
+    """
+    plan = UnitPlan(documents=dict(documents))
+    name = next((name for name in ENTRY_DOCUMENTS if name in documents), None)
+    dump = None if name is None else load_entries(documents[name], f"{store.location}: {name}", plan.problems)
+    translator = _translator(dump, documents, rewrite, rank=rank, is_debug=name == "debug.json")
+    named = _plan_entries(plan, dump, store, rewrite, translator)
+    _plan_orphans(plan, store, named, rewrite)
+    if name is not None and dump is not None and (translator or rewrite.suffix or rewrite.patterns):
+        plan.documents[name] = b"".join(encode_dump(dump.header, _rewritten(dump, rewrite, translator)))
+    _plan_others(plan, dump, rewrite, translator)
+    return plan
+
+
+def load_entries(data: ReadOnlyBuffer, source: str, problems: list[str]) -> DumpDocument | None:
+    """The document; of a damaged one, its whole entries and a problem."""
+    try:
+        return DumpDocument.parse(data, source)
+    except FormatError as error:
+        found, reason = salvage(data, source)
+        kept = f"{len(found)} whole entries of it are used" if found is not None else "no entry of it is readable"
+        problems.append(f"{error}; {kept} ({reason})")
+        return found
+
+
+def _translator(
+    dump: DumpDocument | None,
+    documents: Mapping[str, ReadOnlyBuffer],
+    rewrite: Rewrite,
+    *,
+    rank: str,
+    is_debug: bool,
+) -> Translator | None:
+    if rewrite.dialect is None:
+        return None
+    stack = _quietly_parsed(documents.get("stack.json"))
+    items = ((key, dump.json(key)) for key in dump) if dump is not None else iter(())
+    framework = dump.header.framework if dump is not None else ""
+    source = detect_dialect(items, stack=stack, rank=rank, framework=framework, is_debug=is_debug)
+    if source == rewrite.dialect:
+        return None
+    return Translator.over(dump or (), source, rewrite.dialect, is_debug=is_debug)
+
+
+def _quietly_parsed(data: ReadOnlyBuffer | None) -> Any:
+    try:
+        return None if data is None else parse_json(bytes(data), "")
+    except MsformatError:
+        return None
+
+
+# --- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
+    """Every node of an entry's JSON value that names a tensor, in document order; iterative, strangers nest deeply."""
+    pending = [value]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, dict):
+            if isinstance(node.get("data_name"), str):
+                yield node
+            pending.extend(reversed(list(node.values())))
+        elif isinstance(node, list):
+            pending.extend(reversed(node))
+
+
+def _plan_entries(
+    plan: UnitPlan, dump: DumpDocument | None, store: Store, rewrite: Rewrite, translator: Translator | None
+) -> set[str]:
+    """Plan the tensors that entries name; returns all names, of entries that are left out too."""
+    named: set[str] = set()
+    for key in dump or ():
+        keeps = rewrite.keeps(key)
+        plan.entries += keeps
+        for node in tensor_references(dump.json(key) if dump is not None else None):
+            name = node["data_name"]
+            if keeps and name not in named and _is_there(plan, store, key, name):
+                target = rewrite.respell(translator.data_name(name, key) if translator else name)
+                plan.tensors.append(PlannedTensor(name, target, node.get("dtype"), key, _declared_bytes(node)))
+            named.add(name)
+    return named
+
+
+def _is_there(plan: UnitPlan, store: Store, key: str, name: str) -> bool:
+    try:
+        if name in store:
+            return True
+        why = "is missing"
+    except MsformatError as error:
+        why = f"is refused: {error}"
+    plan.problems.append(f"entry {key!r}: tensor {name!r} {why}")
+    return False
+
+
+def _declared_bytes(node: Mapping[str, Any]) -> int:
+    dtype = parse_dtype(node["dtype"]) if isinstance(node.get("dtype"), str) else None
+    shape = node.get("shape")
+    if dtype is None or not isinstance(shape, list):
+        return 0
+    count = dtype.itemsize
+    for length in shape:
+        if not isinstance(length, int) or not 0 <= length < 1 << 48:
+            return 0
+        count *= length
+    return count
+
+
+def _plan_orphans(plan: UnitPlan, store: Store, named: set[str], rewrite: Rewrite) -> None:
+    taken = {tensor.target for tensor in plan.tensors}
+    for name in store.keys():  # noqa: SIM118 (a Store is no mapping)
+        if name in named or not rewrite.keeps(name):
+            continue
+        target = rewrite.respell(name)
+        plan.tensors.append(PlannedTensor(name, name if target in taken else target))
+        taken.add(target)
+
+
+# --- documents -------------------------------------------------------------------------------------------------------
+
+
+def _rewritten(dump: DumpDocument, rewrite: Rewrite, translator: Translator | None) -> Iterator[tuple[str, Any]]:
+    for key in dump:
+        if not rewrite.keeps(key):
+            continue
+        value = dump.json(key)
+        for node in tensor_references(value):
+            name = node["data_name"]
+            node["data_name"] = rewrite.respell(translator.data_name(name, key) if translator else name)
+        yield (translator.key(key), translator.value(value)) if translator else (key, value)
+
+
+def _plan_others(plan: UnitPlan, dump: DumpDocument | None, rewrite: Rewrite, translator: Translator | None) -> None:
+    """Rewrite stack.json and construct.json where keys or the set of entries change."""
+    if translator is None and not rewrite.patterns:
+        return
+    positions = {key: number for number, key in enumerate(dump or ())}
+    changes: dict[str, Callable[[Any], Any]] = {
+        "stack.json": lambda stack: _new_stack(stack, rewrite, translator, positions),
+        "construct.json": lambda construct: _new_construct(construct, rewrite, translator),
+    }
+    for name, change in changes.items():
+        data = plan.documents.get(name)
+        if data is None:
+            continue
+        try:
+            plan.documents[name] = canonical(change(parse_json(bytes(data), name)))
+        except FormatError as error:
+            plan.problems.append(f"{name} is carried along as it is: {error}")
+
+
+def _new_stack(stack: Any, rewrite: Rewrite, translator: Translator | None, positions: Mapping[str, int]) -> Any:
+    if rewrite.patterns and isinstance(stack, dict):
+        stack = _cut_stack(stack, rewrite.keeps)
+    if translator is None:
+        return stack
+    return translator.stack(stack, lambda key: positions.get(key, len(positions)))
+
+
+def _cut_stack(stack: dict[str, Any], keeps: Callable[[str], bool]) -> dict[str, Any]:
+    groups: dict[str, Any] = {}
+    for key, value in stack.items():
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            entries = [entry for entry in value[0] if keeps(str(entry))]
+            if entries:
+                groups[str(len(groups))] = [entries, *value[1:]]
+        elif keeps(key):
+            groups[key] = value
+    return groups
+
+
+def _new_construct(construct: Any, rewrite: Rewrite, translator: Translator | None) -> Any:
+    if rewrite.patterns and isinstance(construct, dict):
+        construct = {
+            child: _kept_ancestor(child, construct, rewrite.keeps) for child in construct if rewrite.keeps(child)
+        }
+    return translator.construct(construct) if translator else construct
+
+
+def _kept_ancestor(child: str, construct: Mapping[str, Any], keeps: Callable[[str], bool]) -> Any:
+    """The nearest enclosing entry that is kept; parents of a stranger may go in circles."""
+    seen = {child}
+    parent = construct[child]
+    while isinstance(parent, str) and not keeps(parent):
+        if parent in seen:
+            return None
+        seen.add(parent)
+        parent = construct.get(parent)
+    return parent
+
+
+def unique(texts: Sequence[str]) -> list[str]:
+    """Texts without repetitions, in order."""
+    return list(dict.fromkeys(texts))
