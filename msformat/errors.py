@@ -10,6 +10,7 @@
     ├── DTypeError (TypeError)              an element type that no store can keep
     ├── TensorNotFoundError (KeyError)      no tensor of that key; names near matches
     ├── EntryNotFoundError (KeyError)       no entry of that key; names near matches
+    ├── UnitNotFoundError (KeyError)        no such step and rank; says which there are
     ├── StoreError (OSError)                a store cannot be opened, read or written
     │   ├── KeyExistsError                  the key is taken by other content
     │   └── CorruptTensorError              stored bytes are missing, short or do not match their digest
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "BackendMissingError",
@@ -37,12 +39,23 @@ __all__ = [
     "SchemaError",
     "StoreError",
     "TensorNotFoundError",
+    "UnitNotFoundError",
     "UnsafeInputError",
 ]
 
 
 class MsformatError(Exception):
     """Base of every error that msformat raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By state: exceptions are otherwise remade from their message alone, and worker processes send them home.
+        return _remake, (type(self), self.args), self.__dict__
+
+
+def _remake(kind: type[MsformatError], args: tuple[Any, ...]) -> MsformatError:
+    made = kind.__new__(kind, *args)
+    made.args = args
+    return made
 
 
 class FormatError(MsformatError, ValueError):
@@ -83,14 +96,14 @@ class DTypeError(MsformatError, TypeError):
 
 
 class _NotFoundError(MsformatError, KeyError):
-    """A key that is not there, with the nearest ones that are."""
+    """A key that is not there, with the nearest ones that are, or the reason why it is not."""
 
     what = "key"
 
-    def __init__(self, key: str, where: str, candidates: Iterable[str] = ()) -> None:
+    def __init__(self, key: str, where: str, candidates: Iterable[str] = (), *, reason: str = "") -> None:
         near = difflib.get_close_matches(key, list(candidates), n=3, cutoff=0.6)
         hint = f"; near matches: {', '.join(map(repr, near))}" if near else ""
-        super().__init__(f"{where}: no {self.what} {key!r}{hint}")
+        super().__init__(f"{where}: no {self.what} {key!r}{f': {reason}' if reason else ''}{hint}")
         self.key = key
         self.near = near
 
@@ -109,6 +122,12 @@ class EntryNotFoundError(_NotFoundError):
     """A unit holds no entry of that key."""
 
     what = "entry"
+
+
+class UnitNotFoundError(_NotFoundError):
+    """A dump holds no unit of that step and rank, or several."""
+
+    what = "unit"
 
 
 class StoreError(MsformatError, OSError):
