@@ -1,0 +1,416 @@
+"""Tensors as datasets of one HDF5 file, readable by any HDF5 without plug-ins.
+
+::
+
+    /step0/rank3                 a unit: any group, the root included
+        tensors/<key>            a dataset: the tensor's bits in a plain type; attribute ``dtype`` where the stored type
+                                 does not say all, attribute ``xxh3_128`` the content digest; equal content is one
+                                 dataset with several names (hard links)
+        documents/<name>         dump.json, …: their bytes
+
+Link names are keys, with ``%``, ``/`` and NUL percent-escaped. Groups track creation order, so keys keep the order in
+which they were put. Written files are of the default HDF5 format (no SWMR, nothing newer), see
+:mod:`msformat.stores.hdf5_paged` for what a crash leaves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.dtypes import DType, dtype_named
+from msformat.errors import StoreError, TensorNotFoundError
+from msformat.selection import Region
+from msformat.stores import hdf5_guard as guard
+from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.codecs import chunk_shape, parse_compression
+from msformat.stores.hdf5_chunks import (
+    FILTER_FROM,
+    ChunkFilter,
+    ChunkPipeline,
+    Packed,
+    choose_filter,
+    pieces,
+)
+from msformat.stores.hdf5_layout import (
+    creation_plan,
+    make_group,
+    open_for_reading,
+    open_for_writing,
+    read_region,
+    tracks_order,
+    utf8_names,
+    write_attribute,
+)
+from msformat.stores.hdf5_paged import PagedFile
+
+__all__ = ["Hdf5Store"]
+
+_UINT8 = dtype_named("uint8")
+# Comparing a missing key with all of 100,000 would take seconds.
+_NEAR_CANDIDATES = 2000
+
+
+class _Hdf5Tensor(StoredTensor):
+    __slots__ = ("_checked", "_digest", "_store")
+
+    def __init__(self, store: Hdf5Store, key: str, dtype: DType, shape: tuple[int, ...]) -> None:
+        self._store = store
+        self._checked = False
+        self._digest: str | None = None
+        super().__init__(key, dtype, shape)
+
+    @property
+    def digest(self) -> str | None:
+        """Read on first use: most readers never ask."""
+        if self._digest is None:
+            self._digest = guard.read_text_attribute(self._store._dataset(self.key), b"xxh3_128")
+        return self._digest
+
+    @digest.setter
+    def digest(self, value: str | None) -> None:
+        self._digest = value
+
+    def _read(self, region: Region) -> NDArray[Any]:
+        dataset = self._store._dataset(self.key)
+        label = self._store._label(self.key)
+        if not self._checked:
+            guard.check_backing(dataset, self._store._file_size(), label)
+            self._checked = True
+        return read_region(dataset, region, self.dtype, label)
+
+
+class Hdf5Store(Store):
+    """See the module's text. ``location`` is the path of an ``.h5`` file, for reading also a URL."""
+
+    backend: ClassVar[str] = "hdf5"
+
+    def __init__(
+        self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
+    ) -> None:
+        super().__init__(os.fspath(location), mode=mode, group=group.strip("/"), options=options)
+        guard.load_h5py()
+        self._filter: ChunkFilter | None = choose_filter(parse_compression(self.options.compression))
+        self._pipeline = ChunkPipeline(self.options.threads)
+        self._closed = False
+        self._failed: str | None = None
+        self._recent: tuple[str, Any] | None = None
+        self._paged: PagedFile | None = None
+        self._file: Any = None
+        self._pid = os.getpid()
+        self._open()
+
+    # --- opening -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._recent = None
+        try:
+            if self.mode == "r":
+                self._file, self._paged = open_for_reading(self.location)
+            else:
+                self._file, self._paged = open_for_writing(self.location)
+            self._open_groups()
+        except BaseException:
+            self._release(commit=False)
+            raise
+
+    def _open_groups(self) -> None:
+        unit = self._walk(self._file.id, self.group)
+        if self.mode == "r" and unit is None:
+            raise StoreError(f"{self.location}: has no group {self.group!r}")
+        self._tensors = self._child(unit, b"tensors")
+        self._documents = self._child(unit, b"documents")
+        if self.mode == "w" and (self._link_count(self._tensors) or self._link_count(self._documents)):
+            raise StoreError(f"{self.location}: group {self.group or '/'!r} already holds a unit; mode 'a' adds to it")
+        # Foreign groups keep no order of creation.
+        self._ordered = self._tensors is not None and tracks_order(self._tensors)
+
+    def _walk(self, root: Any, path: str) -> Any | None:
+        group = guard.load_h5py().h5g.open(root, b"/")
+        for name in filter(None, path.split("/")):
+            group = self._child(group, name.encode("utf-8", "surrogateescape"))
+            if group is None:
+                return None
+        return group
+
+    def _child(self, parent: Any | None, name: bytes) -> Any | None:
+        if parent is None:
+            return None
+        label = f"{self.location}: group {name.decode('utf-8', 'replace')!r}"
+        found = guard.open_group(parent, name, label)
+        return make_group(parent, name) if found is None and self.mode != "r" else found
+
+    @staticmethod
+    def _link_count(group: Any | None) -> int:
+        return 0 if group is None else int(group.get_num_objs())
+
+    @classmethod
+    def groups(cls, location: str) -> tuple[str, ...]:
+        file, paged = open_for_reading(os.fspath(location))
+        try:
+            return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
+        finally:
+            file.close()
+            if paged is not None:
+                paged.close()
+
+    def _ensure_open(self) -> None:
+        """Reopen in a process that inherited or received the store; refuse what cannot be read any more."""
+        if self._closed:
+            raise StoreError(f"{self.location}: is closed")
+        if self._failed is not None:
+            raise StoreError(self._failed)
+        if os.getpid() != self._pid or self._file is None:
+            if self.mode != "r":
+                raise StoreError(f"{self.location}: is being written by the process that opened it")
+            self._release(commit=False)
+            self._open()
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.mode != "r":
+            raise StoreError(f"{self.location}: only a store opened for reading can be sent to another process")
+        return {"location": self.location, "group": self.group, "options": self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["location"], group=state["group"], options=state["options"])  # type: ignore[misc]
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    def _label(self, key: str) -> str:
+        return f"{self.location}: tensor {key!r}"
+
+    def _file_size(self) -> int:
+        return int(self._file.id.get_filesize())
+
+    def _find(self, key: str) -> Any | None:
+        if self._tensors is None:
+            return None
+        for name in guard.link_names(key):
+            dataset = guard.open_dataset(self._tensors, name, self._label(key))
+            if dataset is not None:
+                return dataset
+        return None
+
+    def _dataset(self, key: str) -> Any:
+        """The dataset of a key, ready to be read. The last one stays open, for its cache of chunks."""
+        self._ensure_open()
+        self._guarded(self._pipeline.drain)
+        if self._recent is None or self._recent[0] != key:
+            dataset = self._find(key)
+            if dataset is None:
+                raise TensorNotFoundError(key, self.location, self._near(key))
+            self._recent = (key, dataset)
+        return self._recent[1]
+
+    def get(self, key: str) -> StoredTensor:
+        self._ensure_open()
+        dataset = self._find(key)
+        if dataset is None:
+            raise TensorNotFoundError(key, self.location, self._near(key))
+        dtype, shape = guard.dataset_dtype(dataset, self._label(key))
+        self._recent = (key, dataset)
+        return _Hdf5Tensor(self, key, dtype, shape)
+
+    def _near(self, key: str) -> list[str]:
+        keys = list(self.keys())
+        if len(keys) > _NEAR_CANDIDATES:
+            keys = [other for other in keys if other[:12] == key[:12]]
+        return list(itertools.islice(keys, _NEAR_CANDIDATES))
+
+    def keys(self) -> Iterator[str]:
+        self._ensure_open()
+        if self._tensors is None:
+            return iter(())
+        links = guard.links_of(self._tensors, by_creation=self._ordered)
+        return iter([guard.unescape(name) for name, _ in links])
+
+    def __len__(self) -> int:
+        self._ensure_open()
+        return self._link_count(self._tensors)
+
+    def __contains__(self, key: object) -> bool:
+        if not isinstance(key, str):
+            return False
+        self._ensure_open()
+        if self._tensors is None:
+            return False
+        return any(self._tensors.links.exists(name) for name in guard.link_names(key))
+
+    # --- writing -----------------------------------------------------------------------------------------------
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        self._ensure_open()
+
+    def _guarded(self, action: Callable[[], None], key: str | None = None) -> None:
+        """Run something that may write; a failed write ends all writing."""
+        assert self._failed is None
+        try:
+            action()
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:
+            self._fail(error, key)
+        if self._paged is not None and self._paged.error is not None:
+            self._fail(self._paged.error, key)
+
+    def _fail(self, error: BaseException, key: str | None) -> NoReturn:
+        name = self._pipeline.writing or key
+        what = f"tensor {name!r}" if name else "sync"
+        reason = self._paged.error if self._paged is not None and self._paged.error is not None else error
+        self._failed = f"{self.location}: {what} could not be written: {reason}; the file is as at its last sync"
+        if self._paged is not None:
+            self._paged.abandon()
+        self._pipeline.close()
+        raise StoreError(self._failed) from error
+
+    def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:
+        def action() -> None:
+            dataset = self._write_dataset(self._tensors, guard.escape(key), bits, dtype, key, owned=owned)
+            write_attribute(dataset, b"xxh3_128", digest)
+
+        self._guarded(action, key)
+
+    def _link(self, key: str, target: str) -> None:
+        assert self._tensors is not None
+        links = self._tensors.links
+        target_name = next(name for name in guard.link_names(target) if links.exists(name))
+        self._guarded(lambda: links.create_hard(guard.escape(key), self._tensors, target_name, lcpl=utf8_names()), key)
+
+    def _write_dataset(
+        self, group: Any, name: bytes, bits: NDArray[Any], dtype: DType, label: str, *, owned: bool
+    ) -> Any:
+        """Make a dataset and write it, or leave its chunks with the pipeline."""
+        h5py = guard.load_h5py()
+        chunked = self._filter is not None and bits.nbytes >= FILTER_FROM
+        chunk = chunk_shape(bits.shape, bits.itemsize)
+        plan = creation_plan(h5py, bits, chunk if chunked else None, self._filter)
+        kind = h5py.h5t.py_create(bits.dtype, logical=True)
+        space = h5py.h5s.create_simple(bits.shape) if bits.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+        dataset = h5py.h5d.create(group, name, kind, space, plan, lcpl=utf8_names())
+        if not dtype.is_native:
+            write_attribute(dataset, b"dtype", dtype.name)
+        if chunked and self._filter is not None and self._filter.level is not None:
+            self._add_chunks(dataset, bits, chunk, label, owned=owned)
+        elif bits.size:
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, bits, kind)
+        return dataset
+
+    def _add_chunks(self, dataset: Any, bits: NDArray[Any], chunk: tuple[int, ...], label: str, *, owned: bool) -> None:
+        assert self._filter is not None
+        pack = self._filter.pack
+        copy = not owned and self.options.threads > 0
+
+        for offset, data in pieces(bits, chunk):
+            kept = data.copy() if copy else data
+            self._pipeline.add(
+                label, partial(pack, kept, bits.itemsize), kept.nbytes, partial(self._write_chunk, dataset, offset)
+            )
+
+    def _write_chunk(self, dataset: Any, offset: tuple[int, ...], packed: Packed) -> None:
+        dataset.write_direct_chunk(offset, packed[0], packed[1])
+        assert self._paged is not None
+        if self._paged.error is not None:
+            raise self._paged.error
+
+    # --- documents ---------------------------------------------------------------------------------------------
+
+    def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
+        """Store a document and sync, so that it is whole on disk, or the older one is.
+
+        Raises
+        ------
+        StoreError
+            It could not be written.
+        """
+        self._check_writable()
+        assert self._documents is not None
+        bits = np.frombuffer(data, np.uint8)
+        links = self._documents.links
+        link = guard.escape(name)
+
+        def action() -> None:
+            if links.exists(link):
+                self._documents.unlink(link)  # type: ignore[union-attr]
+            self._write_dataset(self._documents, link, bits, _UINT8, name, owned=False)
+
+        self._guarded(action, name)
+        self.sync()
+
+    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+        self._ensure_open()
+        self._guarded(self._pipeline.drain)
+        label = f"{self.location}: document {name!r}"
+        dataset = None if self._documents is None else guard.open_dataset(self._documents, guard.escape(name), label)
+        if dataset is None:
+            return None
+        dtype, shape = guard.dataset_dtype(dataset, label)
+        if dtype is not _UINT8 or len(shape) != 1:
+            raise StoreError(f"{label}: is no row of bytes")
+        guard.check_backing(dataset, self._file_size(), label)
+        bits = read_region(dataset, Region((slice(0, shape[0], 1),), (slice(None),)), dtype, label)
+        return bits.data.toreadonly()
+
+    def documents(self) -> tuple[str, ...]:
+        self._ensure_open()
+        if self._documents is None:
+            return ()
+        return tuple(sorted(guard.unescape(name) for name, _ in guard.links_of(self._documents)))
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Everything put before is on disk, or none of it that was not there already."""
+        if self.mode == "r":
+            return
+        self._ensure_open()
+
+        def action() -> None:
+            self._pipeline.drain()
+            self._file.flush()
+            assert self._paged is not None
+            self._paged.commit()
+
+        self._guarded(action)
+
+    def close(self) -> None:
+        """Sync and let go. After a failure that was raised before, only let go."""
+        if self._closed:
+            return
+        owner = os.getpid() == self._pid
+        try:
+            if self.mode != "r" and self._failed is None and owner:
+                self._guarded(self._pipeline.drain)
+        finally:
+            self._closed = True
+            self._release(commit=self._failed is None and owner)
+
+    def _release(self, *, commit: bool) -> None:
+        """Close HDF5's file, which still writes to ours; then commit that, or drop it."""
+        self._pipeline.close()
+        paged, self._recent = self._paged, None
+        if paged is not None and not commit:
+            paged.abandon()
+        if self._file is not None:
+            with contextlib.suppress(OSError, RuntimeError, ValueError) if not commit else contextlib.nullcontext():
+                self._file.close()
+        self._file = self._paged = None
+        self._tensors = self._documents = None
+        if paged is None:
+            return
+        try:
+            if commit:
+                paged.commit()
+                if paged.error is not None:
+                    raise paged.error
+        except OSError as error:
+            self._failed = f"{self.location}: could not be written: {error}; the file is as at its last sync"
+            raise StoreError(self._failed) from error
+        finally:
+            paged.close()

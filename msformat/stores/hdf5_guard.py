@@ -1,0 +1,339 @@
+"""What a stranger's HDF5 file may do to its reader, and how it is kept from it.
+
+HDF5 follows links by itself: to other files, through drivers and plug-ins, in circles. So every step of a path is
+looked at before it is taken, and only hard links to groups and datasets are. A dataset may declare any shape; nothing
+is allocated before it is known that the stored bytes can back it. Missing chunks are an error: HDF5 reads them as
+zeros without a word.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from msformat.dtypes import DType, dtype_from_numpy, dtype_named
+from msformat.errors import BackendMissingError, CorruptTensorError, DTypeError, StoreError, UnsafeInputError
+from msformat.stores.hdf5_paged import LOCK_ADVICE
+
+__all__ = [
+    "check_backing",
+    "check_regular",
+    "dataset_dtype",
+    "escape",
+    "find_groups",
+    "link_names",
+    "links_of",
+    "load_h5py",
+    "open_dataset",
+    "open_error",
+    "open_group",
+    "read_text_attribute",
+    "unescape",
+]
+
+_CHUNK_LIMIT = 1 << 30
+# Deflate cannot pack more than 1032 bytes in one (zlib's technical notes).
+_DEFLATE_RATIO = 1040
+_GROUP_DEPTH = 4
+_PLUGIN_ADVICE = "pip install hdf5plugin brings the usual ones"
+
+
+@lru_cache(maxsize=1)
+def load_h5py() -> Any:
+    """The h5py package, imported on first use.
+
+    Raises
+    ------
+    BackendMissingError
+        h5py is not installed.
+    """
+    try:
+        return import_module("h5py")
+    except ImportError as error:
+        raise BackendMissingError("h5py", "hdf5", "the HDF5 store") from error
+
+
+# --- link names ------------------------------------------------------------------------------------------------------
+
+_UNSAFE = re.compile("[%/\0\ud800-\udfff]")
+_ESCAPED = re.compile("%([0-9A-F]{2}|u[0-9A-F]{4})|%")
+# Surrogates that do not stand for an undecodable byte cannot be part of a stranger's name.
+_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+_WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}
+
+
+def escape(key: str) -> bytes:
+    """The link name of a key: ``%``, ``/``, NUL and lone surrogates percent-escaped, UTF-8.
+
+    HDF5 takes ``/`` as a step, ``.`` as the group itself, and has no empty name and no NUL.
+    """
+    return (_WHOLE.get(key) or _UNSAFE.sub(_escape_one, key)).encode()
+
+
+def _escape_one(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"%{code:02X}" if code < 256 else f"%u{code:04X}"
+
+
+def unescape(name: bytes) -> str:
+    """The key of a link name. A name that :func:`escape` never makes is a stranger's, and is its own key."""
+    text = name.decode("utf-8", "surrogateescape")
+    if "%" not in text:
+        return text
+    key = "" if text == "%" else _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)) if m[1] else "%", text)
+    return key if escape(key) == name else text
+
+
+def link_names(key: str) -> Iterator[bytes]:
+    """Link names under which a key may stand: ours, then a stranger's own."""
+    ours = escape(key)
+    yield ours
+    theirs = key.encode("utf-8", "surrogateescape") if "\0" not in key and not _LONE.search(key) else ours
+    if theirs not in (ours, b"", b".", b"..") and b"/" not in theirs and unescape(theirs) == key:
+        yield theirs
+
+
+# --- links and objects -----------------------------------------------------------------------------------------------
+
+
+def links_of(group: Any, *, by_creation: bool = False) -> list[tuple[bytes, bool]]:
+    """Name of each link of a group, and whether it is a hard one."""
+    h5py = load_h5py()
+    found: list[tuple[bytes, bool]] = []
+
+    def note(name: bytes, info: Any) -> None:
+        found.append((name, info.type == h5py.h5l.TYPE_HARD))
+
+    index = h5py.h5.INDEX_CRT_ORDER if by_creation else h5py.h5.INDEX_NAME
+    group.links.iterate(note, info=True, idx_type=index)
+    return found
+
+
+def _check_hard(group: Any, name: bytes, label: str) -> bool:
+    """Whether a link is there; raises unless it is a hard one."""
+    h5py = load_h5py()
+    try:
+        kind = group.links.get_info(name).type
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        if not _link_exists(group, name):
+            return False
+        raise StoreError(f"{label}: broken link: {error}") from error
+    if kind != h5py.h5l.TYPE_HARD:
+        words = {h5py.h5l.TYPE_SOFT: "soft link", h5py.h5l.TYPE_EXTERNAL: "link to another file"}
+        raise UnsafeInputError(f"{label}: is a {words.get(kind, 'user-defined link')}; only hard links are followed")
+    return True
+
+
+def _link_exists(group: Any, name: bytes) -> bool:
+    try:
+        return bool(group.links.exists(name))
+    except (OSError, RuntimeError, ValueError, KeyError):
+        return True  # unreadable is not absent
+
+
+def open_group(parent: Any, name: bytes, label: str) -> Any | None:
+    """The group behind a hard link, None where there is no link.
+
+    Raises
+    ------
+    UnsafeInputError
+        Another kind of link.
+    StoreError
+        Something else than a group.
+    """
+    h5py = load_h5py()
+    if not _check_hard(parent, name, label):
+        return None
+    try:
+        return h5py.h5g.open(parent, name)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise StoreError(f"{label}: cannot be opened as a group: {error}") from error
+
+
+def open_dataset(group: Any, name: bytes, label: str) -> Any | None:
+    """The dataset behind a hard link, None where there is no link. Raises as :func:`open_group` does."""
+    h5py = load_h5py()
+    if not _check_hard(group, name, label):
+        return None
+    try:
+        return h5py.h5d.open(group, name)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise CorruptTensorError(f"{label}: cannot be opened as a dataset: {error}") from error
+
+
+def find_groups(root: Any) -> list[str]:
+    """Paths of the groups at most four deep that hold a group ``tensors`` or ``documents``; ``""`` is the root."""
+    found: list[str] = []
+    seen: set[Any] = set()
+
+    def visit(group: Any, path: str, depth: int) -> None:
+        address = load_h5py().h5o.get_info(group).addr
+        if address in seen:
+            return
+        seen.add(address)
+        children = {name: _subgroup(group, name) for name, hard in links_of(group) if hard}
+        if any(children.get(name) is not None for name in (b"tensors", b"documents")):
+            found.append(path)
+        for name, child in children.items():
+            if child is not None and depth < _GROUP_DEPTH and name not in (b"tensors", b"documents"):
+                text = name.decode("utf-8", "surrogateescape")
+                visit(child, f"{path}/{text}".lstrip("/"), depth + 1)
+
+    visit(root, "", 0)
+    return found
+
+
+def _subgroup(group: Any, name: bytes) -> Any | None:
+    h5py = load_h5py()
+    try:
+        return h5py.h5g.open(group, name)
+    except (OSError, RuntimeError, ValueError, KeyError):
+        return None  # a dataset, a named type, or broken: no unit in any case
+
+
+# --- datasets --------------------------------------------------------------------------------------------------------
+
+
+def read_text_attribute(dataset: Any, name: bytes) -> str | None:
+    """A scalar text attribute, None where there is none of that name or it is something else."""
+    h5py = load_h5py()
+    if not h5py.h5a.exists(dataset, name):
+        return None
+    attribute = h5py.h5a.open(dataset, name)
+    kind = attribute.get_type()
+    if not isinstance(kind, h5py.h5t.TypeStringID) or attribute.shape != ():
+        return None
+    if kind.is_variable_str():
+        value = h5py.AttributeManager(h5py.Dataset(dataset))[name.decode()]
+        return value if isinstance(value, str) else None
+    if kind.get_size() > 1024:
+        return None
+    out = np.empty((), f"S{kind.get_size()}")
+    attribute.read(out, mtype=kind)
+    return bytes(out[()]).decode("utf-8", "replace")
+
+
+def dataset_dtype(dataset: Any, label: str) -> tuple[DType, tuple[int, ...]]:
+    """Element type and logical shape of a dataset.
+
+    Raises
+    ------
+    CorruptTensorError
+        Its ``dtype`` attribute and its stored type contradict each other.
+    DTypeError
+        A type that holds references, objects or variable-length data, or that numpy does not know.
+    """
+    try:
+        stored, shape = dataset.dtype, dataset.shape
+        declared = read_text_attribute(dataset, b"dtype")
+    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
+        raise DTypeError(f"{label}: stored type cannot be read: {error}") from error
+    if shape is None:
+        raise CorruptTensorError(f"{label}: has a null dataspace")
+    if stored.hasobject or stored.kind in "OV":
+        raise DTypeError(f"{label}: {stored} is no element type of a tensor")
+    try:
+        dtype = dtype_from_numpy(stored) if declared is None else dtype_named(declared)
+    except DTypeError as error:
+        raise DTypeError(f"{label}: {error}") from error
+    if declared is not None and stored.newbyteorder("<") != dtype.storage.newbyteorder("<"):
+        raise CorruptTensorError(f"{label}: attribute dtype says {declared}, but {stored} are stored")
+    if declared is None and not dtype.is_native:
+        raise DTypeError(f"{label}: {stored} is no element type of a tensor")
+    if dtype.lanes > 1 and shape[-1:] != (dtype.lanes,):
+        raise CorruptTensorError(f"{label}: {declared} needs a last axis of {dtype.lanes}, but the shape is {shape}")
+    return dtype, dtype.logical_shape(shape)
+
+
+def check_backing(dataset: Any, file_size: int, label: str) -> None:
+    """Make sure that the stored bytes can back the declared shape, before anything of its size is allocated.
+
+    Raises
+    ------
+    CorruptTensorError
+        Bytes or chunks are missing, or the declared sizes are absurd.
+    UnsafeInputError
+        The data lie in another file.
+    StoreError
+        Compressed with a filter that is not installed.
+    """
+    h5py = load_h5py()
+    plan = dataset.get_create_plist()
+    layout = plan.get_layout()
+    if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
+        raise UnsafeInputError(f"{label}: is a virtual dataset, whose data lie elsewhere")
+    if layout == h5py.h5d.CONTIGUOUS and plan.get_external_count():
+        raise UnsafeInputError(f"{label}: its data lie in another file")
+    stored = dataset.get_storage_size()
+    wanted = math.prod(dataset.shape) * dataset.get_type().get_size()
+    if wanted == 0:
+        return
+    if stored > file_size:
+        raise CorruptTensorError(f"{label}: declares {stored} stored bytes in a file of {file_size}")
+    if layout == h5py.h5d.CHUNKED:
+        _check_chunks(dataset, plan, stored, wanted, label)
+    elif stored < wanted:
+        raise CorruptTensorError(f"{label}: declares {wanted} bytes, but {stored} are stored")
+
+
+def _check_chunks(dataset: Any, plan: Any, stored: int, wanted: int, label: str) -> None:
+    h5py = load_h5py()
+    chunk = plan.get_chunk()
+    chunk_bytes = math.prod(chunk) * dataset.get_type().get_size()
+    if chunk_bytes > _CHUNK_LIMIT:
+        raise CorruptTensorError(f"{label}: chunks of {chunk_bytes} bytes are refused (limit {_CHUNK_LIMIT})")
+    expected = math.prod(-(-length // part) for length, part in zip(dataset.shape, chunk, strict=True))
+    found = dataset.get_num_chunks()
+    if found != expected:
+        raise CorruptTensorError(f"{label}: {found} of {expected} chunks are stored")
+    codes = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
+    for code in codes:
+        if not _filter_available(h5py, code):
+            raise StoreError(f"{label}: compressed with HDF5 filter {code}, which is not installed; {_PLUGIN_ADVICE}")
+    if set(codes) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE} and wanted > stored * _DEFLATE_RATIO:
+        raise CorruptTensorError(f"{label}: {stored} stored bytes cannot hold {wanted}")
+
+
+def _filter_available(h5py: Any, code: int) -> bool:
+    if h5py.h5z.filter_avail(code):
+        return True
+    try:
+        import_module("hdf5plugin")  # registers its filters
+    except ImportError:
+        return False
+    return bool(h5py.h5z.filter_avail(code))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def check_regular(path: str) -> None:
+    """Refuse what is not a regular file before HDF5 opens it (a FIFO would hang it)."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be opened: {error.strerror}") from error
+    if not stat.S_ISREG(mode):
+        raise StoreError(f"{path}: is not a regular file")
+
+
+def open_error(path: str, error: Exception) -> StoreError:
+    """HDF5's complaint about opening a file, in words that help."""
+    text = str(error)
+    if "unable to lock file" in text:
+        return StoreError(f"{path}: cannot be opened: {LOCK_ADVICE}")
+    if "signature not found" in text:
+        return StoreError(f"{path}: is not an HDF5 file, or was cut off before its first sync")
+    if "truncated file" in text:
+        return StoreError(f"{path}: is cut off: shorter than it says it is; copy it again from where it came from")
+    if "already open for" in text or "consistency flags" in text:
+        return StoreError(f"{path}: was not closed by whoever wrote it: {text}; h5clear -s may help")
+    return StoreError(f"{path}: cannot be read as HDF5: {text}")

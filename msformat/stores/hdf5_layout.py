@@ -1,0 +1,197 @@
+"""Files, groups and datasets in h5py's low-level terms: how the HDF5 store opens, makes and reads each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.atomic import fsync_directory, temporary_sibling
+from msformat.dtypes import DType
+from msformat.errors import CorruptTensorError, StoreError
+from msformat.filesystem import is_url, open_filesystem
+from msformat.selection import Region
+from msformat.stores import hdf5_guard as guard
+from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
+from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
+
+__all__ = [
+    "creation_plan",
+    "make_group",
+    "open_for_reading",
+    "open_for_writing",
+    "read_region",
+    "tracks_order",
+    "utf8_names",
+    "write_attribute",
+]
+
+_CHUNK_CACHE = 16 << 20
+
+
+def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
+    """An h5py file, and what lies below it where a process died in the middle of a sync.
+
+    Raises
+    ------
+    StoreError
+        Not there, not HDF5, cut off, or being written.
+    """
+    h5py = guard.load_h5py()
+    paged: PagedFile | None = None
+    try:
+        if is_url(location):
+            parent, _, name = location.rpartition("/")
+            return h5py.File(open_filesystem(parent).open(name), "r"), None
+        guard.check_regular(location)
+        if has_pending_sync(location):
+            paged = PagedFile(location, "r")
+            return h5py.File(paged, "r"), paged
+        return _open_locked(h5py, location), None
+    except StoreError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:
+        if paged is not None:
+            paged.close()
+        raise guard.open_error(location, error) from error
+
+
+def _open_locked(h5py: Any, location: str) -> Any:
+    try:
+        return h5py.File(location, "r", locking="best-effort", rdcc_nbytes=_CHUNK_CACHE)
+    except ValueError:  # HDF5 before 1.12.1 has no such setting
+        return h5py.File(location, "r", rdcc_nbytes=_CHUNK_CACHE)
+
+
+def open_for_writing(location: str) -> tuple[Any, PagedFile]:
+    """An h5py file over a :class:`PagedFile`; made where there is none.
+
+    Raises
+    ------
+    StoreError
+        Not a local path, not HDF5, not writable, or being written by somebody else.
+    """
+    h5py = guard.load_h5py()
+    if is_url(location):
+        raise StoreError(f"{location}: HDF5 files are written to local paths only")
+    try:
+        if not os.path.lexists(location):
+            _make_file(h5py, location)
+        guard.check_regular(location)
+        paged = PagedFile(location, "a")
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{location}: cannot be written: {error}") from error
+    try:
+        return h5py.File(paged, "r+"), paged
+    except (OSError, RuntimeError, ValueError) as error:
+        paged.abandon()
+        paged.close()
+        raise guard.open_error(location, error) from error
+
+
+def _make_file(h5py: Any, location: str) -> None:
+    """An empty HDF5 file, whole under its name or not there."""
+    temporary = temporary_sibling(location)
+    paged = PagedFile(temporary, "x")
+    try:
+        h5py.File(paged, "w", track_order=True).close()
+        if paged.error is not None:
+            raise paged.error
+        paged.commit()
+        paged.close()
+        os.replace(temporary, location)
+    except BaseException:
+        paged.abandon()
+        paged.close()
+        with contextlib.suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    fsync_directory(Path(location).parent)
+
+
+def make_group(parent: Any, name: bytes) -> Any:
+    """A new group that remembers the order in which its members came."""
+    h5py = guard.load_h5py()
+    plan = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+    plan.set_link_creation_order(h5py.h5p.CRT_ORDER_TRACKED | h5py.h5p.CRT_ORDER_INDEXED)
+    return h5py.h5g.create(parent, name, lcpl=utf8_names(), gcpl=plan)
+
+
+def tracks_order(group: Any) -> bool:
+    """Whether a group can be walked in order of creation; strangers' groups often cannot."""
+    h5py = guard.load_h5py()
+    return bool(group.get_create_plist().get_link_creation_order() & h5py.h5p.CRT_ORDER_INDEXED)
+
+
+@lru_cache(maxsize=1)
+def utf8_names() -> Any:
+    """Property list of links whose names are UTF-8."""
+    h5py = guard.load_h5py()
+    plan = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    plan.set_char_encoding(h5py.h5t.CSET_UTF8)
+    return plan
+
+
+def creation_plan(h5py: Any, bits: NDArray[Any], chunk: tuple[int, ...] | None, how: ChunkFilter | None) -> Any:
+    """Layout and filters of a new dataset; without a chunk shape the values stand in one run or in the header."""
+    plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plan.set_obj_track_times(False)
+    if chunk is None or how is None:
+        compact = 0 < bits.nbytes <= COMPACT_BELOW
+        plan.set_layout(h5py.h5d.COMPACT if compact else h5py.h5d.CONTIGUOUS)
+        return plan
+    plan.set_chunk(chunk)
+    plan.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    if how.shuffle:
+        plan.set_shuffle()
+    if how.plugin is not None:
+        plan.set_filter(how.plugin[0], h5py.h5z.FLAG_MANDATORY, how.plugin[1])
+    elif how.level is not None:
+        plan.set_deflate(how.level)
+    return plan
+
+
+def write_attribute(dataset: Any, name: bytes, text: str) -> None:
+    """A scalar attribute of fixed length: HDF5 would put variable-length text on a heap of its own."""
+    h5py = guard.load_h5py()
+    value = np.array(text.encode())
+    kind = h5py.h5t.py_create(value.dtype)
+    attribute = h5py.h5a.create(dataset, name, kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    attribute.write(value, kind)
+
+
+def read_region(dataset: Any, region: Region, dtype: DType, label: str) -> NDArray[Any]:
+    """Stored bits of a region; of a chunked dataset only the chunks it touches are read.
+
+    Raises
+    ------
+    CorruptTensorError
+        HDF5 cannot read them: a chunk does not unpack, or the file ends too early.
+    """
+    h5py = guard.load_h5py()
+    bits: NDArray[Any] = np.empty(dtype.stored_shape(region.shape), dtype.storage)
+    if bits.size == 0:
+        return bits
+    memory = file = h5py.h5s.ALL
+    if dataset.shape and not region.covers(dataset.shape):
+        file = dataset.get_space()
+        slices = (*region.slices, *((slice(0, dtype.lanes, 1),) if dtype.lanes > 1 else ()))
+        file.select_hyperslab(tuple(s.start for s in slices), bits.shape, tuple(s.step for s in slices))
+        memory = h5py.h5s.create_simple(bits.shape)
+    try:
+        dataset.read(memory, file, bits, _memory_type(dtype.storage))
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
+        raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
+    return bits
+
+
+@lru_cache(maxsize=64)
+def _memory_type(dtype: np.dtype[Any]) -> Any:
+    return guard.load_h5py().h5t.py_create(dtype)
