@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from msformat.atomic import is_temporary
@@ -20,7 +20,7 @@ from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
 from msformat.lookalikes import describe_directory, describe_file
 from msformat.names import natural_key
 from msformat.stores.registry import store_class
-from msformat.units import BRANCHES, UnitKey, is_rank_label, parse_step_label, parse_unit_path
+from msformat.units import BRANCHES, UnitKey, is_rank_label, parse_step_label, parse_unit_path, separate_runs
 
 __all__ = ["JOURNAL_NAME", "UnitKey", "UnitLocation", "find_units", "parse_unit_path", "unit_backend"]
 
@@ -108,7 +108,7 @@ def find_units(path: str | os.PathLike[str]) -> tuple[list[UnitLocation], list[s
             raise
         raise StoreError(f"{location}: {error.strerror or error}") from error
     units = sorted(found.units.values(), key=lambda unit: unit.key.sort_key())
-    return units, [*found.problems, *_separate_runs(unit.key for unit in units)]
+    return units, [*found.problems, *separate_runs(unit.key for unit in units)]
 
 
 def _trimmed(location: str) -> str:
@@ -160,6 +160,10 @@ class _Context:
     def key(self) -> UnitKey:
         return UnitKey(self.step, self.rank or "rank", self.branch)
 
+    @property
+    def path(self) -> str:
+        return join(self.branch, "" if self.step is None else f"step{self.step}", self.rank)
+
 
 def _find_at_file(fs: FileSystem, location: str) -> _Finder:
     above, name = _parent(location)
@@ -207,7 +211,11 @@ def _find_in_container(fs: FileSystem, backend: str, location: str) -> _Finder:
     directory = above if name in _CONTAINERS else None
     unfinished = directory is not None and _filesystem(above).kind(JOURNAL_NAME) == "file"
     journal = f"{above.rstrip('/')}/{JOURNAL_NAME}" if unfinished else None
-    finder.container(UnitLocation(_Context.of(above).key, backend, location, directory=directory, journal=journal))
+    # A Zarr group inside a store is a directory and may be named, too: step0 of all.zarr.
+    inside = _Context.of(location) if _is_layout(name) else None
+    key = (inside or _Context.of(above)).key
+    whole = UnitLocation(key, backend, location, directory=directory, journal=journal)
+    finder.container(whole, inside.path if inside else "")
     if not finder.units:
         raise FormatError(_nothing(location, "its groups are no units (step{N}/rank{R})", finder.problems))
     return finder
@@ -333,11 +341,11 @@ class _Finder:
         if unread:
             self.note(path, f"{' and '.join(unread)} beside {_found(items)}: only the latter is read")
 
-    def container(self, whole: UnitLocation) -> bool:
-        """Units that are groups of one file; ``whole`` is the unit if the root is one."""
+    def container(self, whole: UnitLocation, prefix: str = "") -> bool:
+        """Units that are groups of one file below ``prefix``; ``whole`` is the unit if the root is one."""
         before = len(self.units)
         for group in store_class(whole.backend).groups(whole.location):
-            key = parse_unit_path(group)
+            key = parse_unit_path(join(prefix, group))
             if not group:
                 self._add(whole)
             elif key is not None:
@@ -403,20 +411,3 @@ def _nothing(location: str, hint: str | None, problems: Sequence[str]) -> str:
 def _several(fs: FileSystem, trees: Sequence[_Finder]) -> str:
     names = ", ".join(tree.root for tree in trees[:5]) + (", …" if len(trees) > 5 else "")
     return f"{fs.describe('')}: holds {len(trees)} dumps, name one of them: {names}"
-
-
-def _separate_runs(keys: Iterable[UnitKey]) -> Iterator[str]:
-    """A lone process names its directory itself: two such names, or one beside numbered ranks, are several runs."""
-    ranks: dict[str, list[str]] = {}
-    for key in keys:
-        ranks.setdefault(join(key.branch, "" if key.step is None else f"step{key.step}"), []).append(key.rank)
-    places: dict[tuple[str, ...], list[str]] = {}
-    for place, labels in ranks.items():
-        if len(labels) > 1 and any(UnitKey(None, label).rank_number is None for label in labels):
-            places.setdefault(tuple(labels[:4]), []).append(place or "the dump")
-    for labels_shown, where in places.items():
-        more = f" and {len(where) - 4} more" if len(where) > 4 else ""
-        yield (
-            f"{', '.join(where[:4])}{more}: {', '.join(labels_shown)} are separate runs into one path, "
-            "never ranks of one run"
-        )

@@ -42,6 +42,7 @@ __all__ = [
     "API_PREFIXES",
     "CATEGORIES",
     "MODULE_KINDS",
+    "SUFFIXES",
     "NaturalKey",
     "OpName",
     "TensorName",

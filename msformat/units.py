@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import total_ordering
 
 from msformat.filesystem import join
 from msformat.names import NaturalKey, natural_key
 
-__all__ = ["BRANCHES", "UnitKey", "is_rank_label", "parse_step_label", "parse_unit_path"]
+__all__ = ["BRANCHES", "UnitKey", "is_rank_label", "parse_step_label", "parse_unit_path", "separate_runs"]
 
 BRANCHES = ("graph", "pynative")
 
@@ -82,3 +83,20 @@ def parse_step_label(name: str) -> int | None:
     """The number of ``step{N}``; None for any other name."""
     found = _STEP.fullmatch(name)
     return int(found[1]) if found else None
+
+
+def separate_runs(keys: Iterable[UnitKey]) -> Iterator[str]:
+    """Say where single processes lie beside each other or beside numbered ranks: each is a run of its own."""
+    ranks: dict[str, list[str]] = {}
+    for key in keys:
+        ranks.setdefault(join(key.branch, "" if key.step is None else f"step{key.step}"), []).append(key.rank)
+    places: dict[tuple[str, ...], list[str]] = {}
+    for place, labels in ranks.items():
+        if len(labels) > 1 and any(UnitKey(None, label).rank_number is None for label in labels):
+            places.setdefault(tuple(labels[:4]), []).append(place or "the dump")
+    for labels_shown, where in places.items():
+        more = f" and {len(where) - 4} more" if len(where) > 4 else ""
+        yield (
+            f"{', '.join(where[:4])}{more}: {', '.join(labels_shown)} are separate runs into one path, "
+            "never ranks of one run"
+        )

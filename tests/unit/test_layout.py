@@ -14,6 +14,7 @@ import msformat.layout
 from msformat.atomic import temporary_sibling
 from msformat.errors import FormatError, StoreError
 from msformat.layout import UnitKey, UnitLocation, find_units, parse_unit_path, unit_backend
+from msformat.stores.registry import open_store
 
 
 def make(root: Path, *names: str) -> Path:
@@ -257,6 +258,40 @@ def test_a_directory_around_a_container_with_many_units(tmp_path: Path, containe
     containers["dump.h5"] = ("step0/rank0", "step0/rank1")
     make(tmp_path, "out/dump.h5")
     assert keys(tmp_path / "out") == keys(tmp_path) == ["step0/rank0", "step0/rank1"]
+
+
+@pytest.mark.parametrize(("backend", "name"), [("hdf5", "all.h5"), ("zarr", "all.zarr")])
+def test_real_containers(tmp_path: Path, backend: str, name: str) -> None:
+    expected = ["step0/rank2", "step0/rank10", "graph/step1/proc7"]
+    for group in reversed(expected):
+        with open_store(backend, str(tmp_path / name), mode="a", group=group) as store:
+            store.put_document("dump.json", b"{}")
+    units, problems = find_units(tmp_path / name)
+    assert [unit.key.path for unit in units] == expected == [unit.group for unit in units]
+    assert problems == []
+    for unit in units:
+        with open_store(unit.backend, unit.location, group=unit.group) as store:
+            assert store.documents() == ("dump.json",)
+
+
+def test_a_group_inside_a_zarr_store_may_be_named(tmp_path: Path) -> None:
+    for group in ("step3/rank0", "step3/rank1"):
+        with open_store("zarr", str(tmp_path / "all.zarr"), mode="a", group=group) as store:
+            store.put_document("dump.json", b"{}")
+    assert keys(tmp_path / "all.zarr/step3") == ["step3/rank0", "step3/rank1"]
+    assert keys(tmp_path / "all.zarr/step3/rank1") == ["step3/rank1"]
+
+
+@pytest.mark.parametrize(("backend", "name"), [("hdf5", "dump.h5"), ("zarr", "dump.zarr")])
+def test_real_unit_containers(tmp_path: Path, backend: str, name: str) -> None:
+    (tmp_path / "step0/rank1").mkdir(parents=True)
+    location = str(tmp_path / "step0/rank1" / name)
+    with open_store(backend, location, mode="w") as store:
+        store.put_document("dump.json", b"{}")
+    for named in (tmp_path, location):
+        (unit,), problems = find_units(named)
+        assert unit == UnitLocation(UnitKey(0, "rank1"), backend, location, directory=str(tmp_path / "step0/rank1"))
+        assert problems == []
 
 
 # --- above and beside a tree -----------------------------------------------------------------------------------------
