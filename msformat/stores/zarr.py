@@ -1,0 +1,395 @@
+"""Dumps in Zarr v3: written straight to a directory, read from a directory or URL, open to plain zarr-python.
+
+Layout of one unit, at the root of the store or in a group such as ``step0/rank3``::
+
+    zarr.json                   group; attribute "msformat": {"layout": 1}
+    tensors/<key>/              one array a tensor; <key> is the tensor's key where that is a harmless file name, else a
+                                readable part, "~" and a hash, with the key in attribute "key"
+    packs/<n>/                  1-D uint8 arrays: the bytes of many tensors of up to 32 KiB each
+    documents/<name>/           1-D uint8 arrays: dump.json, stack.json, …
+    documents/index.json/       which key lies where (:mod:`msformat.stores.zarr_index`)
+    index.jsonl                 the same as a log, while the unit is being written or if the writer was killed
+
+Attributes of a tensor's array: ``dtype`` (the logical type, where the stored one is another: bfloat16 lies in uint16),
+``xxh3_128`` (content digest), ``key``. Every chunk is written, zeros too: a lost chunk is an error, never zeros.
+
+Any tensor, with zarr-python (3.0 or later) alone::
+
+    unit = zarr.open_group("DST.zarr", mode="r")["step0/rank"]
+    dump = json.loads(unit["documents/dump.json"][:].tobytes())
+    index = json.loads(unit["documents/index.json"][:].tobytes())["tensors"]
+    place = index["Functional.relu.0.forward.input.0.pt"]
+    if "array" in place:
+        bits = unit[place["array"]][...]
+    else:
+        bits = unit[place["pack"]][place["offset"]:].view(stored)[:prod(place["shape"])].reshape(place["shape"])
+
+where ``stored`` is ``place["dtype"]``, or the unsigned integer of that size for a type numpy does not have
+(``bits.view(ml_dtypes.bfloat16)`` gives the values). Two keys with one place have equal content.
+
+A tensor above 32 KiB whose content no earlier key has is also plainly ``unit["tensors/<key>"]``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.dtypes import DType, dtype_named
+from msformat.errors import CorruptTensorError, DTypeError, FormatError, StoreError, TensorNotFoundError
+from msformat.filesystem import FileSystem, is_url, join, open_filesystem
+from msformat.selection import Region
+from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.codecs import parse_compression
+from msformat.stores.zarr_codecs import array_encoder, pack_encoder, require_numcodecs
+from msformat.stores.zarr_documents import list_documents, read_document, write_document
+from msformat.stores.zarr_index import INDEX_LIMIT, LOG_NAME, IndexLog, Place, decode_index, encode_index, read_log
+from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, document_node, load_array, node_name, read_optional
+from msformat.stores.zarr_read import ChunkCache, read_region
+from msformat.stores.zarr_tree import check_unit, find_groups, foreign_places, make_unit, remove_temporaries
+from msformat.stores.zarr_write import ArrayWriter, OpenPack
+
+__all__ = ["PACK_BELOW", "PACK_BYTES", "ZarrStore"]
+
+# An array of its own costs a directory and two files, some 0.2 ms and as much again for each fsync; the bytes of a
+# tensor this small are written in less. A pack is read as a whole, so it stays small too.
+PACK_BELOW = 32 << 10
+PACK_BYTES = 4 << 20
+
+_INDEX = "documents/index.json"
+
+
+class ZarrTensor(StoredTensor):
+    """A tensor in an array of its own, or in a pack."""
+
+    __slots__ = ("_place", "_store")
+
+    def __init__(self, key: str, dtype: DType, place: Place, store: ZarrStore) -> None:
+        super().__init__(key, dtype, place.shape or (), place.digest)
+        self._place = place
+        self._store = store
+
+    def _read(self, region: Region) -> NDArray[Any]:
+        slices = region.slices
+        if self.dtype.lanes > 1:
+            slices = (*slices, slice(0, self.dtype.lanes, 1))
+        if self._place.pack is not None:
+            return self._store._read_packed(self.key, self._place, self.dtype)[slices]
+        return self._store._read_alone(self.key, self._place, self.dtype, slices)
+
+
+class ZarrStore(Store):
+    """Tensors and documents of one unit in a Zarr v3 store.
+
+    ``location`` is the directory or URL of the whole store, ``group`` the unit in it. URLs are read only. Owned tensors
+    are compressed and written by ``options.threads`` threads, which start with the first of them.
+    """
+
+    backend: ClassVar[str] = "zarr"
+
+    def __init__(
+        self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
+    ) -> None:
+        super().__init__(location, mode=mode, group=group.strip("/"), options=options)
+        self._compression = parse_compression(self.options.compression)
+        self._fs: FileSystem = open_filesystem(location)
+        self._cache = ChunkCache()
+        self._places: dict[str, Place] = {}
+        self._pack_metas: dict[str, ArrayMeta] = {}
+        self._closed = False
+        self._log = self._prepare() if mode != "r" else None
+        try:
+            whole = self._load()
+            if self._log is not None:
+                self._start_writing(self._log, whole)
+        except BaseException:
+            if self._log is not None:
+                self._log.close()
+            raise
+
+    # --- opening ---------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> IndexLog:
+        """Make the unit and lock it, so that nobody else writes what is read next."""
+        if is_url(self.location) and not self.location.startswith("file://"):
+            raise StoreError(f"{self.location}: Zarr stores are written to a local directory only")
+        require_numcodecs()
+        try:
+            make_unit(self._fs, self.group, self.mode)
+            return IndexLog(self._fs.describe(self._at(LOG_NAME)))
+        except OSError as error:
+            raise self._named(error, self._fs.describe(self.group)) from error
+
+    def _load(self) -> int:
+        """Read the index; returns the length of the log's whole lines."""
+        check_unit(self._fs, self.group)
+        # The log first: a writer that finishes in between writes the document before it drops the log.
+        log = read_optional(self._fs, self._at(LOG_NAME), INDEX_LIMIT)
+        index = read_document(self._fs, self._at(_INDEX), INDEX_LIMIT)
+        if index is not None:
+            self._places.update(decode_index(index, self._fs.describe(self._at(_INDEX))))
+        whole = 0
+        if log:
+            added, whole = read_log(log, self._fs.describe(self._at(LOG_NAME)))
+            self._places.update(added)
+        if not whole and index is None:
+            self._places.update(foreign_places(self._fs, self.group))
+        self._has_index = index is not None
+        self._changed = whole > 0 or index is None
+        return whole
+
+    def _start_writing(self, log: IndexLog, whole: int) -> None:
+        if self.mode == "w" and self._places:
+            raise StoreError(f"{self._fs.describe(self.group)}: another process was faster and wrote here")
+        if whole:
+            remove_temporaries(self._fs.describe(self.group))
+        log.start(whole)
+        self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads)
+        self._pack: OpenPack | None = None
+        self._next_pack = self._first_free_pack()
+        self._unlogged: dict[str, Place] = {}
+        if not whole and not self._has_index:
+            # From now on only the index counts, so it must know what it finds.
+            self._unlogged = {key: self._describe(key, place) for key, place in self._places.items()}
+            self._places.update(self._unlogged)
+        self._by_digest = {place.digest: key for key, place in reversed(self._places.items()) if place.digest}
+
+    def _first_free_pack(self) -> int:
+        names = os.listdir(self._fs.describe(self._at("packs")))
+        return max((int(name) for name in names if re.fullmatch(r"[0-9]{1,9}", name)), default=-1) + 1
+
+    def _at(self, path: str) -> str:
+        return join(self.group, path)
+
+    def _named(self, error: OSError, path: str) -> Exception:
+        if isinstance(error, StoreError):
+            return error
+        named = StoreError(f"{error.filename or path}: {error.strerror or error}")
+        named.errno = error.errno
+        return named
+
+    # --- putting ---------------------------------------------------------------------------------------------------
+
+    def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:
+        self._raise_first(self._writer.failed())
+        self._writer.check_process()
+        shape = dtype.logical_shape(bits.shape)
+        if 0 < bits.nbytes <= PACK_BELOW:
+            pack = self._open_pack()
+            place = Place(pack=pack.node, offset=pack.add(key, bits), dtype=dtype.name, shape=shape, digest=digest)
+        else:
+            name = node_name(key)
+            place = Place(array=f"tensors/{name}", dtype=dtype.name, shape=shape, digest=digest)
+            attributes = {"dtype": dtype.name} if not dtype.is_native else {}
+            attributes["xxh3_128"] = digest
+            if name != key:
+                attributes["key"] = key
+            self._writer.write(
+                place.node,
+                bits,
+                array_encoder(self._compression, bits.itemsize),
+                key=key,
+                attributes=attributes,
+                owned=owned,
+            )
+        self._remember(key, place)
+        if self._pack is not None and len(self._pack) >= PACK_BYTES:
+            self._seal(wait=False)
+
+    def _link(self, key: str, target: str) -> None:
+        self._remember(key, self._places[target])
+
+    def _remember(self, key: str, place: Place) -> None:
+        self._places[key] = place
+        self._unlogged[key] = place
+
+    def _open_pack(self) -> OpenPack:
+        if self._pack is None:
+            self._pack = OpenPack(f"packs/{self._next_pack}")
+            self._next_pack += 1
+        return self._pack
+
+    def _seal(self, *, wait: bool) -> None:
+        """Write the open pack."""
+        pack, self._pack = self._pack, None
+        if pack is None:
+            return
+        content = pack.seal()
+        label = pack.keys[0] if len(pack.keys) == 1 else f"{pack.keys[0]} … {pack.keys[-1]}"
+        try:
+            self._writer.write(
+                pack.node, content, pack_encoder(self._compression), key=label, attributes={}, owned=not wait
+            )
+        except StoreError as error:
+            self._raise_first({pack.node: error})
+
+    def _raise_first(self, failures: dict[str, BaseException]) -> None:
+        """Forget every tensor that came to nothing, so that it can be put again, and raise the first error."""
+        if not failures:
+            return
+        lost = [key for key, place in self._unlogged.items() if place.node in failures]
+        for key in lost:
+            del self._places[key]
+            del self._unlogged[key]
+        self._by_digest = {digest: key for digest, key in self._by_digest.items() if key in self._places}
+        raise next(iter(failures.values()))
+
+    def sync(self) -> None:
+        """Seal the open pack, wait for the threads, flush files, then tell the index.
+
+        Raises
+        ------
+        StoreError
+            Some tensor could not be written; it names the first and forgets them, what else was put is kept.
+        """
+        if self.mode == "r" or self._closed:
+            return
+        self._writer.check_process()
+        failures: dict[str, BaseException] = {}
+        try:
+            self._seal(wait=True)
+        except StoreError as error:
+            failures["packs"] = error
+        failures.update(self._writer.drain())
+        self._raise_first(failures)
+        self._writer.flush()
+        if self._unlogged and self._log is not None:
+            try:
+                self._log.append(self._unlogged.items())
+            except OSError as error:
+                raise self._named(error, self._log.path) from error
+            self._unlogged = {}
+            self._changed = True
+
+    def close(self) -> None:
+        """Sync, turn the log into the index document, let go."""
+        if self._closed:
+            return
+        if self.mode == "r" or self._log is None or os.getpid() != self._writer._pid:
+            self._closed = True
+            return
+        finished = False
+        try:
+            self.sync()
+            if self._changed:
+                self._put_array_of_bytes(_INDEX, encode_index(self._places))
+            finished = True
+        finally:
+            self._closed = True
+            self._writer.close()
+            self._log.close(drop=finished)
+
+    # --- getting ---------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> StoredTensor:
+        try:
+            place = self._places[key]
+        except KeyError:
+            raise TensorNotFoundError(key, self._fs.describe(self.group), self._places) from None
+        place = self._describe(key, place)
+        try:
+            dtype = dtype_named(place.dtype or "")
+        except DTypeError as error:
+            raise FormatError(f"{self._fs.describe(self.group)}: tensor {key!r}: {error}") from error
+        return ZarrTensor(key, dtype, place, self)
+
+    def _describe(self, key: str, place: Place) -> Place:
+        """The place with the dtype and shape that only the array of a foreign store knows."""
+        if place.dtype is not None:
+            return place
+        node = self._at(place.node)
+        meta = load_array(self._fs, node)
+        where = self._fs.describe(node)
+        if meta is None:
+            raise CorruptTensorError(f"{where}: tensor {key!r}: there is no {METADATA_NAME}")
+        dtype = meta.dtype(where)
+        digest = meta.attributes.get("xxh3_128")
+        return Place(
+            array=place.array,
+            dtype=dtype.name,
+            shape=dtype.logical_shape(meta.shape),
+            digest=digest if isinstance(digest, str) else None,
+        )
+
+    def _read_alone(self, key: str, place: Place, dtype: DType, slices: tuple[slice, ...]) -> NDArray[Any]:
+        self._settle(place.node)
+        node = self._at(place.node)
+        meta = load_array(self._fs, node)
+        where = self._fs.describe(node)
+        if meta is None:
+            raise CorruptTensorError(f"{where}: tensor {key!r}: the array is missing")
+        if meta.shape != dtype.stored_shape(place.shape or ()) or meta.storage != dtype.storage:
+            raise CorruptTensorError(
+                f"{where}: tensor {key!r}: holds {meta.storage} {list(meta.shape)}, which is no {dtype.name} "
+                f"{list(place.shape or ())}"
+            )
+        return read_region(self._fs, node, meta, slices, f"tensor {key!r}")
+
+    def _read_packed(self, key: str, place: Place, dtype: DType) -> NDArray[Any]:
+        """All bits of a packed tensor; it is small."""
+        shape = dtype.stored_shape(place.shape or ())
+        start, count = place.offset or 0, math.prod(shape) * dtype.storage.itemsize
+        pack = self._pack if self.mode != "r" else None
+        if pack is not None and pack.node == place.node:
+            return pack.read(start, count).view(dtype.storage).reshape(shape)
+        self._settle(place.node)
+        node = self._at(place.node)
+        where = self._fs.describe(node)
+        meta = self._pack_metas.get(node) or load_array(self._fs, node)
+        if meta is None:
+            raise CorruptTensorError(f"{where}: tensor {key!r}: the pack is missing")
+        self._pack_metas[node] = meta
+        if len(meta.shape) != 1 or meta.storage != np.uint8 or start + count > meta.shape[0]:
+            raise CorruptTensorError(
+                f"{where}: tensor {key!r}: no bytes {start} to {start + count} in {meta.storage} {list(meta.shape)}"
+            )
+        taken = (slice(start, start + count, 1),)
+        found = read_region(self._fs, node, meta, taken, f"tensor {key!r}", self._cache)
+        return np.ascontiguousarray(found).view(dtype.storage).reshape(shape)
+
+    def _settle(self, node: str) -> None:
+        """Until a thread has written what is to be read."""
+        if self.mode == "r":
+            return
+        try:
+            self._writer.wait(node)
+        except StoreError as error:
+            self._raise_first({node: error})
+
+    def keys(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    # --- documents -------------------------------------------------------------------------------------------------
+
+    def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
+        self._check_writable()
+        self._writer.check_process()
+        self._put_array_of_bytes(f"documents/{document_node(name)}", data)
+
+    def _put_array_of_bytes(self, path: str, data: ReadOnlyBuffer) -> None:
+        node = self._at(path)
+        write_document(self._fs.describe(node), data, load_array(self._fs, node))
+
+    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+        return read_document(self._fs, self._at(f"documents/{document_node(name)}"))
+
+    def documents(self) -> tuple[str, ...]:
+        names = list_documents(self._fs, self._at("documents"))
+        return tuple(sorted(name.removesuffix("~") for name in names if name != "index.json"))
+
+    @classmethod
+    def groups(cls, location: str) -> tuple[str, ...]:
+        """Groups of the store that hold a unit: those with ``documents`` or ``tensors``, at most 4 levels deep."""
+        return find_groups(open_filesystem(location))

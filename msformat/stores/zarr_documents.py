@@ -1,0 +1,112 @@
+"""Documents of a unit in a Zarr store: 1-D uint8 arrays that are replaced in one step."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+
+import numpy as np
+
+from msformat.atomic import fsync_directory, write_atomic
+from msformat.errors import CorruptTensorError, FormatError, StoreError, UnsafeInputError
+from msformat.filesystem import FileSystem, join
+from msformat.stores.base import ReadOnlyBuffer
+from msformat.stores.codecs import CHUNK_TARGET
+from msformat.stores.zarr_codecs import document_encoder
+from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, array_document, load_array
+from msformat.stores.zarr_read import read_array
+
+__all__ = ["list_documents", "read_document", "write_document"]
+
+# Two ways to name the only axis' chunks, ``0`` and ``c.0``. A new version takes the one that the old does not use, so
+# that both are whole until the rename of ``zarr.json`` says which one counts.
+_GENERATIONS = (("v2", "."), ("default", "."))
+
+
+def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOnlyBuffer | None:
+    """The bytes of a document, None where there is none.
+
+    Raises
+    ------
+    CorruptTensorError
+        A chunk is missing or not decodable.
+    UnsafeInputError
+        More than ``limit`` bytes.
+    """
+    for last in (False, True):
+        meta = load_array(fs, node)
+        if meta is None:
+            return None
+        where = fs.describe(node)
+        if len(meta.shape) != 1 or meta.storage != np.uint8:
+            raise FormatError(f"{where}: a document is a 1-D uint8 array, not {list(meta.shape)} {meta.storage}")
+        if limit is not None and meta.shape[0] > limit:
+            raise UnsafeInputError(f"{where}: {meta.shape[0]} bytes, at most {limit} expected")
+        try:
+            return read_array(fs, node, meta, "document").tobytes()
+        except CorruptTensorError:
+            # A writer may have replaced it between metadata and chunks.
+            if last:
+                raise
+    return None
+
+
+def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None) -> None:
+    """Write or replace a document; durable when this returns.
+
+    Parameters
+    ----------
+    directory
+        Its array.
+    data
+        Its bytes.
+    old
+        Metadata of the version that lies there.
+
+    Raises
+    ------
+    StoreError
+        Not written; the old version still stands.
+    """
+    if os.path.islink(directory):
+        raise StoreError(f"{directory}: is a link")
+    encoder = document_encoder()
+    keys = _GENERATIONS[1] if old is not None and old.keys == _GENERATIONS[0] else _GENERATIONS[0]
+    content = np.frombuffer(data, np.uint8)
+    chunk = max(1, min(len(content), CHUNK_TARGET))
+    meta = array_document(content.shape, (chunk,), content.dtype, encoder, attributes={}, keys=keys)
+    try:
+        os.makedirs(directory, exist_ok=True)
+        for number, start in enumerate(range(0, len(content), chunk)):
+            piece = content[start : start + chunk]
+            piece = np.concatenate([piece, np.zeros(chunk - len(piece), np.uint8)])
+            name = f"c.{number}" if keys[0] == "default" else str(number)
+            write_atomic(os.path.join(directory, name), encoder.encode(piece))
+        write_atomic(os.path.join(directory, METADATA_NAME), meta)
+        fsync_directory(os.path.dirname(directory))
+    except OSError as error:
+        raise StoreError(f"{directory}: {error.strerror or error}") from error
+    if old is not None:
+        _remove_chunks(directory, old)
+
+
+def _remove_chunks(directory: str, old: ArrayMeta) -> None:
+    """Chunks of a replaced version are rubbish; failing to remove them harms nobody."""
+    for coordinates in _bounded(old.coordinates(), directory):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, *old.chunk_name(coordinates).split("/")))
+
+
+def _bounded(coordinates: Iterable[tuple[int, ...]], directory: str) -> list[tuple[int, ...]]:
+    """No more chunks than there are files, whatever the old metadata said."""
+    files = len(os.listdir(directory))
+    return [at for at, _ in zip(coordinates, range(files), strict=False)]
+
+
+def list_documents(fs: FileSystem, parent: str) -> list[str]:
+    """Names of the arrays in the group of documents, unsorted."""
+    if fs.kind(parent) != "directory":
+        return []
+    names = [item.name for item in fs.list(parent) if item.kind == "directory"]
+    return [name for name in names if fs.kind(join(parent, name, METADATA_NAME)) == "file"]

@@ -1,0 +1,170 @@
+"""Reading regions of Zarr v3 arrays: only the chunks they touch, each checked before memory is spent on it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.errors import CorruptTensorError
+from msformat.filesystem import FileSystem, join
+from msformat.stores.zarr_metadata import ArrayMeta
+
+__all__ = ["ChunkCache", "read_array", "read_region"]
+
+# Up to this size an allocation is no danger, and asking for the size of each file first would cost more.
+_TRUSTED_BYTES = 16 << 20
+
+
+class ChunkCache:
+    """The chunks decoded last, for packs: one chunk holds many tensors."""
+
+    def __init__(self, count: int = 4, largest: int = 16 << 20) -> None:
+        self._chunks: OrderedDict[str, NDArray[Any]] = OrderedDict()
+        self._count = count
+        self._largest = largest
+        self._lock = threading.Lock()
+
+    def get(self, path: str) -> NDArray[Any] | None:
+        """A chunk that was kept."""
+        with self._lock:
+            found = self._chunks.get(path)
+            if found is not None:
+                self._chunks.move_to_end(path)
+            return found
+
+    def put(self, path: str, chunk: NDArray[Any]) -> None:
+        """Keep a chunk, unless it is very big."""
+        if chunk.nbytes > self._largest:
+            return
+        chunk.flags.writeable = False
+        with self._lock:
+            self._chunks[path] = chunk
+            if len(self._chunks) > self._count:
+                self._chunks.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one chunk gives to one axis: its number, the slice in it, and the slice of the result."""
+
+    chunk: int
+    inside: slice
+    result: slice
+
+
+def read_array(fs: FileSystem, node: str, meta: ArrayMeta, what: str) -> NDArray[Any]:
+    """A whole array."""
+    return read_region(fs, node, meta, tuple(slice(0, length, 1) for length in meta.shape), what)
+
+
+def read_region(
+    fs: FileSystem,
+    node: str,
+    meta: ArrayMeta,
+    slices: tuple[slice, ...],
+    what: str,
+    cache: ChunkCache | None = None,
+) -> NDArray[Any]:
+    """A region of an array in ``meta.storage``; may be a read-only view.
+
+    Parameters
+    ----------
+    fs, node, meta
+        Where it lies and what it is.
+    slices
+        One forward slice an axis, inside the shape.
+    what
+        What is read, for messages (``tensor 'x'``).
+    cache
+        Where to look for chunks first.
+
+    Raises
+    ------
+    CorruptTensorError
+        A chunk is missing, truncated or not decodable.
+    """
+    shape = tuple(len(range(s.start, s.stop, s.step)) for s in slices)
+    if 0 in shape:
+        return np.empty(shape, meta.storage)
+    axes = [list(_parts(taken, chunk)) for taken, chunk in zip(slices, meta.chunks, strict=True)]
+    reader = _Chunks(fs, node, meta, what, cache)
+    if all(len(parts) == 1 for parts in axes):
+        chunk = reader.read(tuple(parts[0].chunk for parts in axes))
+        return np.asarray(chunk[tuple(parts[0].inside for parts in axes)])
+    count = meta.storage.itemsize
+    for length in shape:
+        count *= length
+    if count > _TRUSTED_BYTES:
+        for parts in itertools.product(*axes):
+            reader.check(tuple(part.chunk for part in parts))
+    result = np.empty(shape, meta.storage)
+    for parts in itertools.product(*axes):
+        chunk = reader.read(tuple(part.chunk for part in parts))
+        result[tuple(part.result for part in parts)] = chunk[tuple(part.inside for part in parts)]
+    return result
+
+
+def _parts(taken: slice, chunk: int) -> Iterator[_Part]:
+    """Cut one axis of a region at the borders of chunks; chunks that a long step jumps over are left out."""
+    start, stop, step = taken.start, taken.stop, taken.step
+    done = 0
+    while start < stop:
+        number = start // chunk
+        base = number * chunk
+        end = min(stop, base + chunk)
+        count = len(range(start, end, step))
+        yield _Part(number, slice(start - base, end - base, step), slice(done, done + count))
+        done += count
+        start += count * step
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    fs: FileSystem
+    node: str
+    meta: ArrayMeta
+    what: str
+    cache: ChunkCache | None
+
+    def read(self, coordinates: tuple[int, ...]) -> NDArray[Any]:
+        path = join(self.node, self.meta.chunk_name(coordinates))
+        found = self.cache.get(path) if self.cache else None
+        if found is not None:
+            return found
+        try:
+            data = self.fs.map(path)
+        except OSError as error:
+            raise self._missing(path, error) from error
+        try:
+            chunk = self.meta.pipeline.decode(data, self.meta.chunks, self.meta.storage)
+        except ValueError as error:
+            raise CorruptTensorError(f"{self.fs.describe(path)}: {self.what}: chunk is corrupt: {error}") from error
+        if self.cache:
+            self.cache.put(path, chunk)
+        return chunk
+
+    def check(self, coordinates: tuple[int, ...]) -> None:
+        """That the chunk's file can hold what it must, before room for the result is made."""
+        path = join(self.node, self.meta.chunk_name(coordinates))
+        try:
+            size = self.fs.size(path)
+        except OSError as error:
+            raise self._missing(path, error) from error
+        if self.meta.pipeline.most(size) < self.meta.chunk_nbytes:
+            raise CorruptTensorError(
+                f"{self.fs.describe(path)}: {self.what}: {size} bytes cannot hold a chunk of {self.meta.chunk_nbytes}"
+            )
+
+    def _missing(self, path: str, error: OSError) -> CorruptTensorError:
+        # Zarr would call this a chunk of fill values. A dump that lost its bytes must not read as zeros.
+        return CorruptTensorError(
+            f"{self.fs.describe(path)}: {self.what}: chunk cannot be read ({type(error).__name__}); it is lost, or was "
+            "never written because it equals the fill value (zarr-python: write_empty_chunks=True writes it)"
+        )
