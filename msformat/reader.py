@@ -1,0 +1,210 @@
+"""Reading a dump: :func:`open_dump` finds its units, a :class:`Unit` gives entries, an entry gives tensors.
+
+Everything is lazy: opening lists directories, a unit indexes its documents when it is first touched, an entry is
+decoded when it is asked for, a tensor is read when its values are. A unit that cannot be read raises when *it* is
+touched; the others never notice.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from msformat.entries import Entry, Tensor
+from msformat.errors import MsformatError, UnitNotFoundError
+from msformat.layout import UnitKey, UnitLocation, find_units, parse_unit_path
+from msformat.table import Table
+from msformat.unit import Unit
+
+__all__ = ["Dump", "Entry", "Tensor", "Unit", "open_dump"]
+
+Rank: TypeAlias = "int | str | None"
+
+
+def open_dump(path: str | os.PathLike[str]) -> Dump:
+    """Open a dump for reading: also as ``msformat.open``.
+
+    Parameters
+    ----------
+    path
+        A dump tree, one unit of it, a ``.h5`` file, a ``.zarr`` directory, or a URL of one of these. A tree may mix
+        stores.
+
+    Raises
+    ------
+    StoreError
+        Nothing is there.
+    FormatError
+        What is there is no dump; says what was looked for.
+
+    Examples
+    --------
+    >>> import msformat
+    >>> dump = msformat.open("my_dump")  # doctest: +SKIP
+    >>> dump.units  # doctest: +SKIP
+    (UnitKey(step=0, rank='rank0', branch=''), UnitKey(step=0, rank='rank1', branch=''))
+    >>> dump[0, 1]["Functional.relu.0.forward"].outputs[0].numpy()  # doctest: +SKIP
+    """
+    locations, problems = find_units(path)
+    return Dump(os.fspath(path), locations, problems)
+
+
+class Dump:
+    """The units of a dump, in order of step, rank and branch.
+
+    ``dump[step, rank]`` is a :class:`Unit`; ``rank`` is a number, a label (``"rank"``, ``"proc4711"``), or None for the
+    one process of a run without ranks. ``dump[step]`` does where a step has one unit. A third index names the branch
+    (``"graph"``, ``"pynative"``) where MindSpore wrote two. Iterating gives the units themselves. A unit is indexed
+    once and kept as long as somebody holds it.
+
+    Attributes
+    ----------
+    path
+        As given to :func:`open_dump`.
+
+    Examples
+    --------
+    >>> for unit in msformat.open("my_dump"):  # doctest: +SKIP
+    ...     print(unit.key.step, unit.key.rank, len(unit), unit.complete)
+    0 rank0 123 True
+    0 rank1 123 True
+    """
+
+    def __init__(self, path: str, locations: Iterable[UnitLocation], problems: Iterable[str] = ()) -> None:
+        self.path = path
+        self._locations = {location.key: location for location in sorted(locations, key=lambda found: found.key)}
+        self._problems = tuple(problems)
+        self._open: weakref.WeakValueDictionary[UnitKey, Unit] = weakref.WeakValueDictionary()
+
+    @property
+    def units(self) -> tuple[UnitKey, ...]:
+        """Which units there are; numbers sort as numbers."""
+        return tuple(self._locations)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Every step once, in order."""
+        return tuple(dict.fromkeys(key.step for key in self._locations if key.step is not None))
+
+    @property
+    def ranks(self) -> tuple[str, ...]:
+        """Every rank's label once, in order."""
+        by_rank = sorted({UnitKey(None, key.rank) for key in self._locations})
+        return tuple(key.rank for key in by_rank)
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong, in sentences: with the tree, and with each unit. Indexes every unit, reads no tensor."""
+        found = [*self._problems]
+        for unit in self:
+            try:
+                found.extend(f"{unit.key}: {problem}" for problem in unit.problems)
+            except (MsformatError, OSError) as error:
+                found.append(f"{unit.key}: {error}")
+        return tuple(found)
+
+    def unit(self, key: UnitKey | str) -> Unit:
+        """The unit of a key, or of a path in the dump (``step0/rank3``). It is opened when it is touched.
+
+        Raises
+        ------
+        UnitNotFoundError
+            No such unit; says which there are.
+        """
+        found = parse_unit_path(key) if isinstance(key, str) else key
+        if found is None or found not in self._locations:
+            raise UnitNotFoundError(str(key), self.path, reason=self._available())
+        return self._open.setdefault(found, self._open.get(found) or Unit(self._locations[found]))
+
+    def __getitem__(self, index: UnitKey | int | str | tuple[Any, ...] | None) -> Unit:
+        """The unit of ``[step, rank]``, ``[step]``, ``[step, rank, branch]``, a key or a path.
+
+        Raises
+        ------
+        UnitNotFoundError
+            None matches, or several do; says which there are.
+        """
+        if isinstance(index, (UnitKey, str)):
+            return self.unit(index)
+        step, *rest = index if isinstance(index, tuple) else (index,)
+        if len(rest) > 2:
+            raise UnitNotFoundError(
+                str(index), self.path, reason="index a dump as [step, rank] or [step, rank, branch]"
+            )
+        found = [key for key in self._locations if key.step == step and _matches(key, rest)]
+        if len(found) == 1:
+            return self.unit(found[0])
+        reason = f"matches {len(found)}: {_listed(map(_index_of, found))}" if found else self._available()
+        raise UnitNotFoundError(str(index), self.path, reason=reason)
+
+    def __len__(self) -> int:
+        return len(self._locations)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return (self.unit(key) for key in self._locations)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._locations
+
+    def table(self, *, filter: str | None = None) -> Table:  # noqa: A002 (what it is called everywhere)
+        """Statistics and shapes of every tensor of every unit; a unit that cannot be read is left out with a warning.
+
+        Parameters
+        ----------
+        filter
+            Only entries whose key contains this.
+        """
+        return Table.concat(list(self._tables(filter)))
+
+    def _tables(self, filter: str | None) -> Iterator[Table]:  # noqa: A002
+        for unit in self:
+            try:
+                yield unit.table(filter=filter)
+            except (MsformatError, OSError) as error:
+                warnings.warn(f"{unit.key}: left out: {error}", stacklevel=4)
+
+    def close(self) -> None:
+        """Let go of the open files of every unit. Views stay usable."""
+        for unit in list(self._open.values()):
+            unit.close()
+
+    def __enter__(self) -> Dump:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _available(self) -> str:
+        return f"there are {_listed(map(_index_of, self._locations))}"
+
+    def __reduce__(self) -> tuple[Callable[..., Dump], tuple[Any, ...]]:
+        return Dump, (self.path, tuple(self._locations.values()), self._problems)
+
+    def __repr__(self) -> str:
+        return f"<Dump {self.path!r}: {len(self)} units, {len(self.steps)} steps, {len(self.ranks)} ranks>"
+
+
+def _matches(key: UnitKey, rest: Sequence[Rank]) -> bool:
+    """Whether rank and branch, as far as they are given, are those of a key."""
+    if rest and rest[0] != (key.rank if isinstance(rest[0], str) else key.rank_number):
+        return False
+    return len(rest) < 2 or rest[1] == key.branch
+
+
+def _index_of(key: UnitKey) -> str:
+    """What to write between the brackets to get this unit."""
+    rank = key.rank if key.rank_number is None else key.rank_number
+    branch = f", {key.branch!r}" if key.branch else ""
+    return f"[{key.step}, {rank!r}{branch}]"
+
+
+def _listed(texts: Iterable[str], most: int = 12) -> str:
+    found = list(texts)
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more

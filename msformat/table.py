@@ -1,0 +1,263 @@
+"""Statistics of many tensors as columns."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections import namedtuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.atomic import atomic_file
+from msformat.errors import BackendMissingError
+from msformat.model import STATISTICS
+
+if TYPE_CHECKING:
+    from msformat.entries import Tensor
+
+__all__ = ["COLUMNS", "MISSING", "Table"]
+
+COLUMNS = (
+    "unit", "step", "rank", "entry", "slot", "path", "type", "dtype", "shape",
+    "Max", "Min", "Mean", "Norm", "digest", "data_name", "requires_grad",
+)  # fmt: skip
+
+
+class _Missing(str):
+    """The empty text, so that it prints and serialises as nothing; told apart by identity."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "<missing>"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+#: A statistic that the document does not have at all. Null is None, and NaN is NaN: three different things.
+MISSING = _Missing()
+
+
+class Table:
+    """Columns of equal length, a row a tensor.
+
+    ``table["Max"]`` is a numpy object array with what the document says, exactly: a number, a bool, NaN, None for null,
+    :data:`MISSING` for no such key. :meth:`numbers` is the same for arithmetic. An integer index gives a row, a slice
+    or mask a smaller table.
+
+    The columns: ``unit`` (path in the dump), ``step``, ``rank`` (label), ``entry``, ``slot``, ``path``, ``type``,
+    ``dtype``, ``shape``, ``Max``, ``Min``, ``Mean``, ``Norm``, ``digest`` (JSON ``md5``), ``data_name``,
+    ``requires_grad``.
+
+    Examples
+    --------
+    >>> table = unit.table()  # doctest: +SKIP
+    >>> table[table.numbers("Max").filled(0) > 1e4]  # doctest: +SKIP
+    <Table: 2 rows, 16 columns>
+    >>> for row in table:  # doctest: +SKIP
+    ...     print(row.entry, row.Max)
+    """
+
+    def __init__(self, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
+        self._columns = {name: _objects(values) for name, values in columns.items()}
+        self._row_type: Any = namedtuple("Row", self._columns)  # type: ignore[misc]
+
+    @classmethod
+    def of_tensors(cls, tensors: Iterable[Tensor]) -> Table:
+        """A row for each tensor."""
+        rows = [_row_of(tensor) for tensor in tensors]
+        return cls({name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)})
+
+    @classmethod
+    def concat(cls, tables: Sequence[Table]) -> Table:
+        """All rows of several tables with the same columns, in order; of none, an empty table."""
+        if not tables:
+            return cls.of_tensors(())
+        return cls({name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns})
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    def __getitem__(self, index: Any) -> Any:
+        """A column by name, a row by number, a smaller table by slice, mask or array of numbers."""
+        if isinstance(index, str):
+            return self._columns[index]
+        if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+            return self._row_type(*(column[index] for column in self._columns.values()))
+        return Table({name: column[index] for name, column in self._columns.items()})
+
+    def __iter__(self) -> Iterator[Any]:
+        """Rows as named tuples."""
+        return (self._row_type(*row) for row in zip(*self._columns.values(), strict=True))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Rows as dicts. Missing statistics are :data:`MISSING`, which serialises as the empty text."""
+        return (dict(zip(self._columns, row, strict=True)) for row in zip(*self._columns.values(), strict=True))
+
+    def numbers(self, column: str) -> np.ma.MaskedArray[Any, Any]:
+        """A statistic as float64, masked where it is null or missing; NaN stays NaN, True is 1.
+
+        Integers above 2**53 are rounded; the column itself has them exactly.
+        """
+        found = [_number(value) for value in self._columns[column]]
+        values = np.array([math.nan if value is None else value for value in found], dtype=np.float64)
+        return np.ma.MaskedArray(values, mask=[value is None for value in found], fill_value=math.nan)
+
+    # --- to other tools --------------------------------------------------------------------------------------------
+
+    def to_pandas(self) -> Any:
+        """A ``pandas.DataFrame``. Statistics are object columns: None is null, NaN is NaN, ``pandas.NA`` is missing.
+
+        Raises
+        ------
+        BackendMissingError
+            pandas is not installed.
+        """
+        pandas = _backend("pandas", "Table.to_pandas()")
+        frame = {}
+        for name, column in self._columns.items():
+            values = [pandas.NA if value is MISSING else value for value in column]
+            frame[name] = pandas.Series(_objects(values), dtype=object if name in _KEPT_OBJECTS else None)
+        return pandas.DataFrame(frame)
+
+    def to_arrow(self) -> Any:
+        """A ``pyarrow.Table``. Statistics are float64 where null is null and NaN is NaN.
+
+        A missing statistic is null too, and named in the row's list ``missing``.
+
+        Raises
+        ------
+        BackendMissingError
+            pyarrow is not installed.
+        """
+        arrow = _backend("pyarrow", "Table.to_arrow()")
+        arrays = {name: _arrow_array(arrow, name, column) for name, column in self._columns.items()}
+        statistics = {name: column for name, column in self._columns.items() if name in STATISTICS}
+        missing = [[name for name, column in statistics.items() if column[at] is MISSING] for at in range(len(self))]
+        arrays["missing"] = arrow.array(missing, arrow.list_(arrow.string()))
+        return arrow.table(arrays)
+
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_arrow` as a Parquet file, whole or not at all.
+
+        Raises
+        ------
+        BackendMissingError
+            pyarrow is not installed.
+        """
+        table = self.to_arrow()
+        parquet = _backend("pyarrow.parquet", "Table.to_parquet()")
+        with atomic_file(path, fsync=False) as stream:
+            parquet.write_table(table, stream)
+
+    def to_csv(self, path: str | os.PathLike[str], *, bom: bool = False) -> None:
+        """Write a CSV file in UTF-8, whole or not at all.
+
+        Numbers are spelled as in dump.json (``NaN``, ``Infinity``), null is ``null``, missing is an empty cell.
+
+        Parameters
+        ----------
+        path
+            The file.
+        bom
+            Begin with a byte order mark, without which Excel on Windows takes UTF-8 for something else.
+        """
+        encoding = "utf-8-sig" if bom else "utf-8"
+        with atomic_file(path, fsync=False) as stream:
+            # backslashreplace: a lone surrogate in a name from JSON has no UTF-8 form.
+            text = io.TextIOWrapper(stream, encoding=encoding, errors="backslashreplace", newline="")
+            writer = csv.writer(text)
+            writer.writerow(self.columns)
+            writer.writerows([_cell(name, value) for name, value in row.items()] for row in self.rows())
+            text.flush()
+            text.detach()
+
+    def __repr__(self) -> str:
+        return f"<Table: {len(self)} rows, {len(self.columns)} columns>"
+
+
+def _row_of(tensor: Tensor) -> tuple[Any, ...]:
+    meta, key = tensor.meta, tensor.entry.unit.key
+    return (
+        key.path, key.step, key.rank, tensor.entry.key, tensor.slot, tensor.path, meta.type, meta.dtype, meta.shape,
+        *_statistics(meta.stats), meta.digest, meta.data_name, meta.requires_grad,
+    )  # fmt: skip
+
+
+def _statistics(stats: Any) -> Iterator[Any]:
+    for attribute in STATISTICS.values():
+        absent = stats is None or attribute in stats.absent
+        yield MISSING if absent else getattr(stats, attribute)
+
+
+def _objects(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """A 1-d object array; numpy would make two axes of a list of equally long shapes."""
+    if isinstance(values, np.ndarray) and values.dtype == object:
+        return values
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def _number(value: Any) -> float | None:
+    """A statistic as a float, None for null and missing."""
+    if value is None or value is MISSING:
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond float64
+        return math.copysign(math.inf, value)
+    except ValueError:  # text that is no number
+        return None
+
+
+def _cell(name: str, value: Any) -> Any:
+    """How CSV spells a value."""
+    if name == "shape":
+        return json.dumps(value)
+    if value is None:
+        return "null" if name in STATISTICS else ""
+    if isinstance(value, (bool, float)):
+        return json.dumps(value)
+    return value
+
+
+def _backend(module: str, purpose: str) -> Any:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        if error.name not in (package, module):
+            raise
+        raise BackendMissingError(package, "table", purpose) from error
+
+
+_ARROW_TYPES = {"step": "int64", "requires_grad": "bool_"}
+# What pandas must not turn into a type of its own, where None and NaN would become one.
+_KEPT_OBJECTS = (*STATISTICS, "shape", "requires_grad")
+
+
+def _arrow_array(arrow: Any, name: str, column: NDArray[Any]) -> Any:
+    if name == "shape":
+        return arrow.array([list(shape) for shape in column], arrow.list_(arrow.int64()))
+    if name in STATISTICS:
+        return arrow.array([_number(value) for value in column], arrow.float64())
+    if name in _ARROW_TYPES:
+        return arrow.array(list(column), getattr(arrow, _ARROW_TYPES[name])())
+    return arrow.array([_utf8(value) for value in column], arrow.string())
+
+
+def _utf8(value: str | None) -> str | None:
+    """Text that has a UTF-8 form; JSON may hold lone surrogates."""
+    return None if value is None else value.encode("utf-8", "backslashreplace").decode("utf-8")

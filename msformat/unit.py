@@ -1,0 +1,277 @@
+"""One unit of a dump, read lazily: documents are indexed on first touch, an entry is decoded when it is asked for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import islice
+from types import TracebackType
+from typing import Any
+
+from msformat.contents import Contents, load_construct, load_contents, load_stack
+from msformat.documents import ConstructDocument
+from msformat.entries import Entry, Tensor
+from msformat.errors import EntryNotFoundError, StoreError, TensorNotFoundError
+from msformat.layout import UnitKey, UnitLocation
+from msformat.lazy import Lazy, reading
+from msformat.model import Header
+from msformat.names import parse_data_name
+from msformat.stores.base import ReadOnlyBuffer, Store
+from msformat.stores.registry import open_store
+from msformat.table import Table
+from msformat.tree import Tree
+from msformat.usage import DiskUsage, disk_usage
+
+__all__ = ["Unit"]
+
+# Near matches among more candidates than this take longer than an error message is worth.
+_MOST_CANDIDATES = 2000
+
+
+class Unit(Mapping[str, Entry]):
+    """One rank of one step: a mapping of entry keys to entries, in the document's order.
+
+    A unit with both dump.json and debug.json gives the entries of both. May be pickled, read by several threads, and
+    used in forked workers: each process opens the store for itself.
+
+    Attributes
+    ----------
+    key
+        Step, rank and branch.
+    location
+        Where it is kept.
+    path
+        The same in words, for messages.
+
+    Examples
+    --------
+    >>> import msformat
+    >>> with msformat.open("my_dump")[0] as unit:  # doctest: +SKIP
+    ...     for key, entry in unit.items():
+    ...         print(key, [t.shape for t in entry.tensors])
+    Functional.relu.0.forward [(2, 5, 8), (2, 5, 8)]
+    """
+
+    def __init__(self, location: UnitLocation) -> None:
+        self.location = location
+        self.key: UnitKey = location.key
+        self.path = f"{location.location}/{location.group}" if location.group else location.location
+        self._store = Lazy(self._open, survives_fork=False)
+        self._contents = Lazy(self._load, survives_fork=True)
+        self._stack = Lazy(lambda: load_stack(*self._sources()), survives_fork=True)
+        self._construct = Lazy(lambda: load_construct(*self._sources()), survives_fork=True)
+        self._tree = Lazy(self._build_tree, survives_fork=True)
+        self._entry_of: Lazy[dict[str, str]] = Lazy(self._index_tensors, survives_fork=True)
+
+    # --- entries ---------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: str) -> Entry:
+        """The entry of that key.
+
+        Raises
+        ------
+        EntryNotFoundError
+            No such entry; names near matches.
+        """
+        found: Entry | None = self.get(key)
+        if found is None:
+            raise EntryNotFoundError(key, self.path, _nearest(key, self))
+        return found
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The entry of that key, or ``default``."""
+        # Mapping.get would build an error with near matches only to throw it away.
+        source = self._contents.get().find(key)
+        if source is None:
+            return default
+        with reading(key, self.path):
+            return Entry(self, source[key])
+
+    def __contains__(self, key: object) -> bool:
+        return self._contents.get().find(key) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return self._contents.get().keys()
+
+    def __len__(self) -> int:
+        sources = self._contents.get().sources
+        return len(sources[0]) if len(sources) == 1 else sum(1 for _ in self)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of the unit, entry by entry in the document's order; entries are let go as you move on."""
+        for key in self:
+            yield from self[key].tensors
+
+    def tensor(self, data_name: str) -> Tensor:
+        """The tensor that is stored under this name.
+
+        Raises
+        ------
+        TensorNotFoundError
+            No document names such a tensor; lists near matches.
+        """
+        named = parse_data_name(data_name)
+        found = _tensor_of(self.get(named.entry), data_name) if named is not None else None
+        if found is None:
+            # Names of other tools follow no grammar: look it up in an index of all.
+            index = self._entry_of.get()
+            found = _tensor_of(self.get(index.get(data_name, "")), data_name)
+            if found is None:
+                raise TensorNotFoundError(data_name, self.path, _nearest(data_name, index))
+        return found
+
+    def _index_tensors(self) -> dict[str, str]:
+        return {t.data_name: t.entry.key for t in self.tensors() if t.data_name is not None}
+
+    def table(self, *, filter: str | None = None) -> Table:  # noqa: A002 (what it is called everywhere)
+        """Statistics and shapes of every tensor, a row each; see :class:`msformat.Table`.
+
+        Parameters
+        ----------
+        filter
+            Only entries whose key contains this.
+        """
+        entries = (self[key] for key in self if not filter or filter in key)
+        return Table.of_tensors(tensor for entry in entries for tensor in entry.tensors)
+
+    # --- documents -------------------------------------------------------------------------------------------------
+
+    @property
+    def header(self) -> Header:
+        """Task, level and framework of the run."""
+        return self._contents.get().header
+
+    @property
+    def documents(self) -> tuple[str, ...]:
+        """Names of the documents in the store, sorted."""
+        store = self._usable_store()
+        return store.documents() if store is not None else ()
+
+    def document(self, name: str) -> ReadOnlyBuffer | None:
+        """The bytes of a document, None where there is none."""
+        return self.store.get_document(name)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the dump was finished: False when entries come from a journal or a truncated document."""
+        return self.incomplete_reason is None
+
+    @property
+    def incomplete_reason(self) -> str | None:
+        """Why it is not complete."""
+        return self._contents.get().incomplete
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is wrong with the documents, in sentences. Looks into all of them, but into no tensor."""
+        return (*self._contents.get().problems, *self._stack.get().problems, *self._construct.get().problems)
+
+    def stack(self, entry: str) -> tuple[str, ...] | None:
+        """The call stack of an entry, innermost frame first; None where none was recorded."""
+        found = self._stack.get()
+        if found.failure is not None:
+            warnings.warn(found.failure, stacklevel=2)
+        return found.document.frames(entry)
+
+    def parent(self, entry: str) -> str | None:
+        """Key of the enclosing module's entry; None at the top, or where none was recorded."""
+        return self._parents().get(entry)
+
+    def children(self, entry: str | None = None) -> tuple[str, ...]:
+        """Keys of the entries directly inside an entry; without one, those at the top."""
+        return self.tree().children(entry)
+
+    def tree(self) -> Tree:
+        """The call tree; print it to see it."""
+        self._parents()
+        return self._tree.get()
+
+    def _parents(self) -> ConstructDocument:
+        found = self._construct.get()
+        if found.failure is not None:
+            warnings.warn(found.failure, stacklevel=3)
+        return found.document
+
+    def _build_tree(self) -> Tree:
+        return Tree(self._construct.get().document, self)
+
+    # --- the store -------------------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> str:
+        """Name of the store: ``files``, ``hdf5``, ``zarr``."""
+        return self.location.backend
+
+    @property
+    def store(self) -> Store:
+        """The open store. Closed by :meth:`close`; opened again when needed."""
+        return self._store.get()
+
+    @property
+    def usage(self) -> DiskUsage:
+        """Bytes and files on disk. A unit inside a file with others counts the whole file."""
+        return disk_usage(self.location.location)
+
+    def orphans(self) -> tuple[str, ...]:
+        """Tensors in the store that no document names."""
+        named = self._entry_of.get()
+        return tuple(key for key in self.store.keys() if key not in named)  # noqa: SIM118 (a Store is no mapping)
+
+    def close(self) -> None:
+        """Let go of open files. Views stay usable: what they need is opened again."""
+        store = self._store.take()
+        if store is not None:
+            store.close()
+
+    def __enter__(self) -> Unit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self) -> Store:
+        where = self.location
+        return open_store(where.backend, where.location, mode="r", group=where.group)
+
+    def _usable_store(self) -> Store | None:
+        """The store; None if a dying writer left one that cannot be opened, but a journal beside it."""
+        try:
+            return self.store
+        except StoreError:
+            if self.location.journal is None:
+                raise
+            return None
+
+    def _load(self) -> Contents:
+        return load_contents(self._usable_store(), self.path, self.location.journal)
+
+    def _sources(self) -> tuple[Any, ...]:
+        return self._usable_store(), self.path, self._contents.get().replayed
+
+    # --- the rest --------------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> tuple[Callable[[UnitLocation], Unit], tuple[UnitLocation]]:
+        return Unit, (self.location,)
+
+    def __repr__(self) -> str:
+        return f"<Unit {self.key.path or 'rank'} in {self.path!r} ({self.backend})>"
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+def _tensor_of(entry: Entry | None, data_name: str) -> Tensor | None:
+    tensors = entry.tensors if entry is not None else ()
+    return next((tensor for tensor in tensors if tensor.data_name == data_name), None)
+
+
+def _nearest(key: str, keys: Collection[str]) -> Collection[str]:
+    """Keys worth comparing with a wrong one: all, or of very many those that begin alike."""
+    if len(keys) <= _MOST_CANDIDATES:
+        return keys
+    head = key[: max(4, len(key) // 2)]
+    return list(islice((other for other in keys if other.startswith(head)), _MOST_CANDIDATES))
