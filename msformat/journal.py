@@ -56,6 +56,7 @@ __all__ = [
     "iter_records",
     "read_journal",
     "replay",
+    "taken_message",
 ]
 
 VERSION = 1
@@ -110,7 +111,7 @@ class JournalWriter:
 
     def __init__(self, path: str | os.PathLike[str], *, document: str, backend: str, header: Mapping[str, Any]) -> None:
         self.path = os.fspath(path)
-        self._lock = FileLock.create(self.path, taken=_taken_message)
+        self._lock = FileLock.create(self.path, taken=taken_message)
         self._size = 0
         first = {"kind": "header", "version": VERSION, "document": document, "backend": backend, "header": dict(header)}
         try:
@@ -161,7 +162,8 @@ class JournalWriter:
         self._lock.remove()
 
 
-def _taken_message(path: str, *, live: bool) -> str:
+def taken_message(path: str, *, live: bool) -> str:
+    """Why a journal that is there keeps others out, and what to do."""
     if live:
         return f"{path}: still being written by {_writer_of(path)}"
     return f"{path}: an unfinished dump lies here; finish it with `msformat recover` or choose another directory"

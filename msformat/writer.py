@@ -1,0 +1,345 @@
+"""Writing one unit of a dump so that a death at any moment loses nothing that was promised.
+
+The order is everything: bytes into the store, a barrier (``store.sync``), the journal with fsync, and at the end the
+documents; the journal goes last. An entry in the journal therefore always has its tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from msformat.dtypes import DType
+from msformat.errors import DTypeError, FormatError, KeyExistsError, StoreError
+from msformat.finish import (
+    CONTAINERS,
+    DATA_DIRECTORY,
+    Surroundings,
+    finished_header,
+    named_tensors,
+    put_documents,
+    store_location,
+)
+from msformat.journal import JournalWriter, encode_entry, encode_record, is_live, taken_message
+from msformat.jsontext import compact, parse_json
+from msformat.layout import JOURNAL_NAME
+from msformat.model import Header
+from msformat.names import SUFFIXES, safe_data_name
+from msformat.replay import StackGroups
+from msformat.schema import check_entry, check_header, dump_header
+from msformat.stores.base import Store, StoreOptions
+from msformat.stores.registry import open_store
+
+__all__ = ["DumpWriter"]
+
+_FINISHED, _CLOSED = "it is finished", "it is closed"
+# Any of these says that the directory already holds a unit, whole or not.
+_UNIT_NAMES = ("dump.json", "debug.json", "stack.json", "construct.json", DATA_DIRECTORY, *CONTAINERS.values())
+
+
+class DumpWriter:
+    """Writes a unit: tensors, entries, call stacks and the tree.
+
+    Nothing is created before the first thing is put, so a step without data leaves no trace. Every method may be called
+    from any thread. After the first failure of the store (disk full, server gone) the writer is dead: that failure is
+    raised once, later puts say so at once, and what was committed before stays readable.
+
+    As a context manager it finishes the dump at the end of the block. If the block raises, the dump stays unfinished
+    and the journal says why; the block's exception is never replaced by another.
+
+    Parameters
+    ----------
+    unit_dir
+        Directory of the unit (``…/step0/rank3``); made when needed, permissions follow the umask. May hold other files,
+        but no dump, finished or not.
+    header
+        Header of the document. ``dump_data_dir`` None is filled in when tensors are saved.
+    backend, options
+        The store.
+    document
+        ``dump.json``, or ``debug.json`` for saved variables.
+    sync_entries, sync_bytes
+        Commit after that many entries, or that many bytes of tensors, whichever comes first.
+
+    Raises
+    ------
+    StoreError
+        The directory holds a dump, or is being written by another process.
+    SchemaError
+        The header is not what the format says.
+    """
+
+    def __init__(
+        self,
+        unit_dir: str | os.PathLike[str],
+        header: Header,
+        *,
+        backend: str = "files",
+        options: StoreOptions | None = None,
+        document: Literal["dump.json", "debug.json"] = "dump.json",
+        sync_entries: int = 64,
+        sync_bytes: int = 64 << 20,
+    ) -> None:
+        self.unit_dir = os.fspath(unit_dir)
+        self.header = header
+        self.backend = backend
+        self.document = document
+        self._options = options
+        self._limits = (sync_entries, sync_bytes)
+        self._mutex = threading.RLock()
+        self._pid = os.getpid()
+        self._store: Store | None = None
+        self._journal: JournalWriter | None = None
+        self._entries: dict[str, bytes] = {}
+        self._stacks = StackGroups()
+        self._parents: dict[str, str | None] = {}
+        self._problems: list[str] = []
+        self._tensors: set[str] = set()
+        self._names: set[str] = set()
+        self._lines: list[bytes] = []
+        self._pending_entries = 0
+        self._unsynced_bytes = 0
+        self._is_dirty = False
+        self._end = ""
+        check_header(dump_header(header), os.path.join(self.unit_dir, document))
+        self._refuse_occupied()
+
+    # --- what a dump is made of --------------------------------------------------------------------------------------
+
+    def data_name(self, raw: str) -> str:
+        """A name for a tensor that is safe as a file name and not yet given out by this writer.
+
+        ``raw`` itself wherever that is possible; a second tensor of the same name gets a number (``x~2.pt``).
+        """
+        with self._mutex:
+            name, number = safe_data_name(raw), 2
+            suffix = next((suffix for suffix in SUFFIXES if raw.endswith(suffix)), "")
+            while name in self._names:
+                name = safe_data_name(f"{raw.removesuffix(suffix)}~{number}{suffix}")
+                number += 1
+            self._names.add(name)
+            return name
+
+    def put_tensor(self, data_name: str, bits: NDArray[Any], dtype: DType, *, owned: bool = False) -> str:
+        """Store the bits of a tensor; see :meth:`msformat.stores.base.Store.put`. Returns the content digest."""
+        with self._mutex, self._guard(f"tensor {data_name!r}"):
+            store = self._open_store()
+            self._is_dirty = True
+            digest = store.put(data_name, bits, dtype, owned=owned)
+            self._tensors.add(data_name)
+            self._names.add(data_name)
+            self._unsynced_bytes += bits.nbytes
+            return digest
+
+    def put_entry(self, key: str, value: Any) -> None:
+        """Record an entry; the same key again replaces it in its place.
+
+        Parameters
+        ----------
+        key
+            Entry key.
+        value
+            JSON value as in the document. It is encoded at once, so the caller may change it afterwards.
+
+        Raises
+        ------
+        FormatError
+            The value is not what the format says, or names a tensor that was not put. Nothing was recorded.
+        """
+        text, names = self._encode(key, value)
+        line = encode_entry(key, text)
+        with self._mutex, self._guard(f"entry {key!r}"):
+            missing = next((name for name in names if name not in self._tensors), None)
+            if missing is not None:
+                raise FormatError(f"{self.unit_dir}: entry {key!r} names the tensor {missing!r}, which was not put")
+            self._note(line)
+            self._entries[key] = text
+            self._pending_entries += 1
+            if self._pending_entries >= self._limits[0] or self._unsynced_bytes >= self._limits[1]:
+                self.commit()
+
+    def put_stack(self, entries: Iterable[str], frames: Iterable[str]) -> None:
+        """Record the call stack of entries, innermost frame first. Equal stacks are kept once."""
+        keys, stack = list(entries), list(frames)
+        _require_texts(*keys, *stack)
+        with self._mutex, self._guard("call stack"):
+            number, is_new = self._stacks.put(keys, stack)
+            how = {"frames": stack} if is_new else {"ref": number}
+            self._note(encode_record({"kind": "stack", "entries": keys, **how}))
+
+    def put_parent(self, child: str, parent: str | None) -> None:
+        """Record what an entry was called by; None for the top."""
+        _require_texts(child, "" if parent is None else parent)
+        with self._mutex, self._guard("parent"):
+            self._note(encode_record({"kind": "parent", "child": child, "parent": parent}))
+            self._parents[child] = parent
+
+    def put_problem(self, message: str) -> None:
+        """Record that something was not captured; ends up in dump_error_info.log. Alone it makes no dump."""
+        _require_texts(message)
+        with self._mutex, self._guard("problem"):
+            self._lines.append(encode_record({"kind": "problem", "message": message}))
+            self._problems.append(message)
+
+    # --- promises ----------------------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Make everything put so far survive the death of the process and of the machine."""
+        with self._mutex, self._guard("commit"):
+            if self._journal is None:
+                return
+            if self._store is not None and self._is_dirty:
+                self._store.sync()
+            if self._lines:
+                self._journal.append(self._lines)
+            self._lines.clear()
+            self._pending_entries = self._unsynced_bytes = 0
+            self._is_dirty = False
+
+    def finish(self) -> None:
+        """Commit, write the documents, drop the journal. A writer that was given nothing leaves nothing.
+
+        Raises
+        ------
+        StoreError
+            The dump cannot be finished; it stays readable as incomplete.
+        """
+        with self._mutex:
+            if self._end == _FINISHED:
+                return
+            with self._guard("the end of the dump"):
+                self.commit()
+                if self._journal is not None:
+                    self._put_documents()
+                    self._open_store().close()
+                    self._journal.remove()
+            self._end = _FINISHED
+
+    def close(self, reason: str = "closed before it was finished") -> None:
+        """Let go without finishing: the dump stays readable as incomplete, with the reason. After ``finish`` nothing.
+
+        Raises
+        ------
+        StoreError
+            What was put last cannot be committed. Everything is released all the same.
+        """
+        with self._mutex:
+            if self._end in (_FINISHED, _CLOSED) or os.getpid() != self._pid:
+                return
+            try:
+                if not self._end:
+                    self.commit()
+            finally:
+                self._release(self._end or reason)
+                self._end = _CLOSED
+
+    def __enter__(self) -> DumpWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None and not self._end:
+            self.finish()
+            return
+        with contextlib.suppress(StoreError):
+            self.close(f"{type(error).__name__}: {error}")
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _guard(self, what: str) -> Iterator[None]:
+        """Refuse a dead writer; die of a failure of the store, which is raised as StoreError once."""
+        if os.getpid() != self._pid:
+            raise StoreError(f"{self.unit_dir}: this dump belongs to process {self._pid}")
+        if self._end:
+            raise StoreError(f"{self.unit_dir}: {what} cannot be written any more: {self._end}")
+        try:
+            yield
+        except (KeyExistsError, DTypeError, FormatError):
+            raise  # the caller's mistake; the store is well
+        except (OSError, RuntimeError, ValueError) as error:
+            if not self._end:
+                self._end = f"writing failed: {error}"
+            if isinstance(error, StoreError):
+                raise
+            raise StoreError(f"{self.unit_dir}: {what}: {error}") from error
+
+    def _refuse_occupied(self) -> None:
+        journal = os.path.join(self.unit_dir, JOURNAL_NAME)
+        if os.path.lexists(journal):
+            raise StoreError(taken_message(journal, live=is_live(journal)))
+        for name in _UNIT_NAMES:
+            if os.path.lexists(os.path.join(self.unit_dir, name)):
+                raise StoreError(f"{self.unit_dir}: a dump lies here already ({name}); it is never overwritten")
+
+    def _encode(self, key: str, value: Any) -> tuple[bytes, list[str]]:
+        """The entry as it will stand in the journal, and the tensors it names."""
+        source = os.path.join(self.unit_dir, self.document)
+        _require_texts(key)
+        try:
+            text = compact(value)
+        except FormatError as error:
+            raise FormatError(f"{source}: entry {key!r}: {error}") from error
+        # What is checked is what will be read again: JSON makes tuples arrays and keys strings.
+        checked = parse_json(text, source)
+        check_entry(key, checked, source)
+        return text, list(named_tensors(checked))
+
+    def _note(self, line: bytes) -> None:
+        self._start()
+        self._lines.append(line)
+
+    def _start(self) -> None:
+        """Take the directory: from here on a unit is there."""
+        if self._journal is not None:
+            return
+        Path(self.unit_dir).mkdir(parents=True, exist_ok=True)
+        self._refuse_occupied()
+        header = dump_header(self.header)
+        header.pop("data", None)
+        self._journal = JournalWriter(
+            os.path.join(self.unit_dir, JOURNAL_NAME), document=self.document, backend=self.backend, header=header
+        )
+
+    def _open_store(self) -> Store:
+        self._start()
+        if self._store is None:
+            location = store_location(self.unit_dir, self.backend)
+            # Mode "w" would also refuse files that are no part of a dump.
+            self._store = open_store(self.backend, location, mode="a", options=self._options)
+        return self._store
+
+    def _put_documents(self) -> None:
+        put_documents(
+            self._open_store(),
+            self.document,
+            finished_header(self.header, self.unit_dir, has_tensors=bool(self._tensors)),
+            ((key, parse_json(text, key)) for key, text in self._entries.items()),
+            Surroundings(self._stacks.groups(), self._parents, self._problems),
+        )
+
+    def _release(self, reason: str) -> None:
+        """Let everything go, whatever state it is in; nothing is raised, since the cause was, or will be."""
+        if self._journal is not None:
+            with contextlib.suppress(StoreError):
+                self._journal.append([encode_record({"kind": "close", "reason": reason})])
+        if self._store is not None:
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._store.close()
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _require_texts(*values: object) -> None:
+    """Refuse what the journal's reader would refuse."""
+    for value in values:
+        if not isinstance(value, str):
+            raise FormatError(f"{value!r} is no string")
