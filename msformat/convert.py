@@ -83,7 +83,7 @@ class ConvertOptions:
     dialect: Dialect | None = None
     steps: frozenset[int] | None = None
     ranks: frozenset[int | str] | None = None
-    filter: tuple[str, ...] = ()
+    filter: str | tuple[str, ...] = ()
     compression: str = "auto"
     links: bool = True
     jobs: int = 1
@@ -93,8 +93,6 @@ class ConvertOptions:
     dry_run: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.filter, str):
-            object.__setattr__(self, "filter", (self.filter,))
         choices = (
             ("to", self.to, _BACKENDS),
             ("tensors", self.tensors, ("npy", "pt")),
@@ -107,10 +105,15 @@ class ConvertOptions:
             raise FormatError(f"jobs={self.jobs}: at least 1")
 
     @property
+    def patterns(self) -> tuple[str, ...]:
+        """``filter`` as a tuple."""
+        return (self.filter,) if isinstance(self.filter, str) else tuple(self.filter)
+
+    @property
     def rewrite(self) -> Rewrite:
         """What changes in documents."""
         suffix = None if self.tensors is None else f".{self.tensors}"
-        return Rewrite(self.dialect, suffix, tuple(self.filter))
+        return Rewrite(self.dialect, suffix, self.patterns)
 
 
 @dataclass(slots=True)
@@ -198,8 +201,8 @@ def convert(
         report.units = _convert_single(jobs, destination, options, progress)
     else:
         report.units = list(_convert_tree(jobs, options, progress, executor))
-    if options.filter and report.units and not any(unit.entries for unit in report.units):
-        report.problems.append(f"no entry matches {', '.join(map(repr, options.filter))}")
+    if options.patterns and not any(unit.entries for unit in report.units):
+        report.problems.append(f"no entry matches {', '.join(map(repr, options.patterns))}")
     return report
 
 

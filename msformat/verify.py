@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msformat.atomic import is_temporary
+from msformat.check import check_document, check_entry, check_header
 from msformat.digest import canonical_crc32, content_digest
-from msformat.documents import ConstructDocument, DumpDocument, StackDocument
+from msformat.documents import DumpDocument
 from msformat.dtypes import DType, parse_dtype
 from msformat.errors import FormatError, MsformatError
 from msformat.filesystem import is_url
+from msformat.jsontext import parse_json
 from msformat.layout import UnitLocation, find_units
 from msformat.plan import ENTRY_DOCUMENTS, load_entries, tensor_references
+from msformat.schema import dump_header
 from msformat.stores.base import ReadOnlyBuffer, Store, StoredTensor
 from msformat.stores.registry import open_store
 from msformat.unfinished import unit_documents
 
 __all__ = ["UnitVerification", "VerifyReport", "verify", "verify_unit"]
 
+_OTHER_DOCUMENTS = {"stack.json": "stack", "construct.json": "construct"}
 _CRC32 = re.compile(r"[0-9a-fA-F]{8}")
 _SEARCH_DEPTH = 4
 # What a damaged file can raise on its way through a reader.
@@ -124,14 +128,11 @@ def verify_unit(unit: UnitLocation, *, deep: bool = True) -> UnitVerification:
 def _check_documents(documents: Mapping[str, ReadOnlyBuffer], where: str, problems: list[str]) -> None:
     if not any(name in documents for name in ENTRY_DOCUMENTS):
         problems.append(f"has no {' or '.join(ENTRY_DOCUMENTS)}")
-    checks: dict[str, Callable[[ReadOnlyBuffer, str], object]] = {
-        "stack.json": StackDocument.parse,
-        "construct.json": ConstructDocument.parse,
-    }
-    for name, parse in checks.items():
+    for name, kind in _OTHER_DOCUMENTS.items():
         if name in documents:
+            source = f"{where}: {name}"
             try:
-                parse(documents[name], f"{where}: {name}")
+                check_document(kind, parse_json(documents[name], source), source)
             except FormatError as error:
                 problems.append(str(error))
 
@@ -156,23 +157,36 @@ def _check_tensors(
 def _declared(
     documents: Mapping[str, ReadOnlyBuffer], where: str, found: UnitVerification
 ) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Tensor name to (entry, record) of every mention."""
+    """Tensor name to (entry, record) of every mention. Checks entries against the schema on the way."""
     declared: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for name in ENTRY_DOCUMENTS:
-        dump = load_entries(documents[name], f"{where}: {name}", found.problems) if name in documents else None
-        for key, value in _values(dump, found.problems):
+        source = f"{where}: {name}"
+        dump = load_entries(documents[name], source, found.problems) if name in documents else None
+        for key, value in _checked_values(dump, source, found.problems):
             found.entries += 1
             for record in tensor_references(value):
                 declared.setdefault(record["data_name"], []).append((key, record))
     return declared
 
 
-def _values(dump: DumpDocument | None, problems: list[str]) -> Iterable[tuple[str, Any]]:
-    for key in dump or ():
+def _checked_values(dump: DumpDocument | None, source: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    if dump is None:
+        return
+    try:
+        check_header(dump_header(dump.header), source)
+    except FormatError as error:
+        problems.append(str(error))
+    for key in dump:
         try:
-            yield key, dump.json(key) if dump is not None else None
+            value = dump.json(key)
         except FormatError as error:
             problems.append(f"entry {key!r}: {error}")
+            continue
+        try:
+            check_entry(key, value, source)
+        except FormatError as error:
+            problems.append(str(error))
+        yield key, value
 
 
 def _check_tensor(
