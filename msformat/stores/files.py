@@ -145,8 +145,8 @@ class FilesStore(Store):
             return False
         if self.mode != "r":
             return key in self._known
-        path = self._file_of(key)
         try:
+            path = self._file_of(key)
             return path is not None and self._files.kind(path) == "file"
         except UnsafeInputError:
             return False

@@ -26,6 +26,7 @@ __all__ = ["MAGIC", "npy_needs_sidecar", "npy_parts", "open_npy", "parse_npy_hea
 MAGIC = b"\x93NUMPY"
 # numpy itself reads no header above 10,000 bytes; a plain one has about 118.
 MAX_HEADER = 10_000
+MAX_DIMENSIONS = 64
 _ALIGNMENT = 64
 # One array-interface type code ('<f4', '|b1', '<M8[us]'); np.dtype() would accept names, fields and more.
 _TYPE_CODE = re.compile(r"[<>|=]?[A-Za-z]\d{0,9}(\[\d{0,6}[a-zA-Z]{1,7}\])?")
@@ -90,7 +91,7 @@ def parse_npy_header(head: bytes, source: str) -> tuple[np.dtype[Any], bool, tup
 
 def _parse_fields(text: bytes, source: str) -> tuple[Any, bool, tuple[int, ...]]:
     plain = _PLAIN.fullmatch(text)
-    if plain is not None:
+    if plain is not None and plain[3].count(b",") <= MAX_DIMENSIONS:
         shape = tuple(int(part) for part in plain[3].split(b",") if part.strip())
         return plain[1].decode("latin-1"), plain[2] == b"True", shape
     try:
@@ -99,7 +100,7 @@ def _parse_fields(text: bytes, source: str) -> tuple[Any, bool, tuple[int, ...]]
         good = len(fields) == 3 and isinstance(fortran, bool) and isinstance(shape, tuple)
     except (ValueError, SyntaxError, TypeError, KeyError, RecursionError, MemoryError) as error:
         raise FormatError(f"{source}: damaged .npy header ({type(error).__name__})") from error
-    if not good or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape) or len(shape) > 64:
+    if not good or not all(type(n) is int and 0 <= n < 1 << 63 for n in shape) or len(shape) > MAX_DIMENSIONS:
         raise FormatError(f"{source}: damaged .npy header")
     return descr, fortran, shape
 

@@ -136,7 +136,7 @@ def open_pt(
     source = files.describe(path)
     if not looks_like_zip(buffer):
         raise FormatError(f"{source}: {_old_kind(buffer)}; load it with torch and torch.save it again")
-    members = read_members(buffer, source)
+    members = _members(buffer, source)
     folder = _folder(members, source)
     record = read_tensor_record(_content(buffer, members[f"{folder}/data.pkl"]), source)
     storage = members.get(f"{folder}/data/{record.storage}")
@@ -169,12 +169,27 @@ def _old_kind(buffer: bytes | memoryview) -> str:
     return "is no .pt: neither a zip nor a layout of torch"
 
 
+def _members(buffer: bytes | memoryview, source: str) -> dict[str, Member]:
+    try:
+        return read_members(buffer, source)
+    except FormatError:
+        # TorchScript compresses its code, so it ends here; the message about that would help nobody.
+        tail = bytes(buffer[-(1 << 16) :])
+        if b"/constants.pkl" in tail and b"/code/" in tail:
+            raise _torchscript(source) from None
+        raise
+
+
+def _torchscript(source: str) -> FormatError:
+    return FormatError(f"{source}: is a TorchScript module, not a tensor; load it with torch and save the tensor")
+
+
 def _folder(members: dict[str, Member], source: str) -> str:
     found = [name.removesuffix("/data.pkl") for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(found) != 1:
         raise FormatError(f"{source}: a zip without one data.pkl is no .pt")
     if f"{found[0]}/constants.pkl" in members or any(name.startswith(f"{found[0]}/code/") for name in members):
-        raise FormatError(f"{source}: is a TorchScript module, not a tensor; load it with torch and save the tensor")
+        raise _torchscript(source)
     return found[0]
 
 

@@ -28,7 +28,7 @@ def file_of(unit: Path, key: str) -> Path:
     lines = [json.loads(line) for line in sidecar.read_text().splitlines()] if sidecar.exists() else []
     for line in lines:
         if line.get("key", line["file"]) == key:
-            return data / line["file"]
+            return data / str(line["file"])
     return data / key
 
 

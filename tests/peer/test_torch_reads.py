@@ -54,8 +54,8 @@ def test_torch_loads_what_we_write(dtype: Any, data: Path) -> None:
         bits = random_bits(dtype, shape, seed=number)
         path = data / f"{number}.pt"
         path.write_bytes(b"".join(pt_parts(bits, dtype)))
-        for options in ({}, {"mmap": True}, {"weights_only": False}):
-            tensor = torch.load(path, **{"weights_only": True, **options})
+        for weights_only, mmap in ((True, False), (True, True), (False, False)):
+            tensor = torch.load(path, weights_only=weights_only, mmap=mmap)
             assert tensor.dtype == getattr(torch, dtype.name)
             assert tuple(tensor.shape) == shape
             assert tensor.is_contiguous()
