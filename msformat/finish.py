@@ -55,20 +55,25 @@ class Surroundings:
 
 
 def put_documents(
-    store: Store, document: str, header: Header, items: Iterable[tuple[str, Any]], around: Surroundings
+    store: Store, document: str, header: Header, items: Iterable[tuple[str, Any]], around: Surroundings | None
 ) -> None:
     """Write the documents of a unit, the one that makes it whole last.
 
-    debug.json stands alone, as msprobe writes it, unless there is something to say beside it.
+    debug.json stands alone, as msprobe writes it, unless there is something to say beside it. ``around`` None leaves
+    the other documents as they are.
     """
-    is_dump = document == "dump.json"
-    if is_dump or around.stack_groups:
+    if around is not None:
+        _put_surroundings(store, around, always=document == "dump.json")
+    store.put_document(document, b"".join(encode_dump(header, items)))
+
+
+def _put_surroundings(store: Store, around: Surroundings, *, always: bool) -> None:
+    if always or around.stack_groups:
         store.put_document("stack.json", encode_stack(around.stack_groups, "8.1"))
-    if is_dump or around.parents:
+    if always or around.parents:
         store.put_document("construct.json", canonical(dict(around.parents)))
     if around.problems:
-        store.put_document(ERROR_LOG, "".join(f"{text}\n" for text in around.problems).encode())
-    store.put_document(document, b"".join(encode_dump(header, items)))
+        store.put_document(ERROR_LOG, "".join(f"{text}\n" for text in around.problems).encode("utf-8", "replace"))
 
 
 def finished_header(header: Header, unit_dir: str, *, has_tensors: bool) -> Header:
