@@ -86,14 +86,20 @@ def _quick_index(data: Buffer, source: str) -> Index:
     raise SchemaError(source, "", expected="JSON", found=_what_broke(failure, len(data)))
 
 
-def break_offset(data: Buffer) -> int:
-    """The byte at which a text stops being the beginning of JSON; bare NaN and Infinity are welcome."""
+def break_offset(data: Buffer) -> int | None:
+    """The byte at which a text stops being the beginning of JSON, None where it is whole.
+
+    Bare NaN and Infinity are welcome.
+    """
     masked = mask_constants(data)
     try:
         msgspec.json.decode(data if masked is None else masked.text, type=msgspec.Raw)
     except msgspec.DecodeError as error:
         return _byte_of(error, len(data))
-    return len(data)
+    except RecursionError:
+        # Where is not said; nothing of it is worth a search.
+        return 0
+    return None
 
 
 def _byte_of(error: msgspec.DecodeError, length: int) -> int:

@@ -42,7 +42,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 _MAX_DIGITS = 4300
 # Up to here a parser in C meets Python's recursion limit before the end of its stack.
 _SAFE_RECURSION = 10_000
-_CONSTANTS = (b"NaN", b"Infinity")
+_CONSTANT = re.compile(rb"NaN|Infinity")
 _BEFORE = frozenset(b" \t\r\n:,[")
 _AFTER = frozenset(b" \t\r\n,]}")
 # A string, or one structural character. A lone quote is a string that never ends.
@@ -108,7 +108,7 @@ def _indent(text: bytes) -> bytes:
 def _standins(text: bytes) -> dict[bytes, bytes]:
     # "e" between digits, no sign: Python never spells a float like that, so only strings can hold it.
     unused = (number for number in (b"%de1" % value for value in count(100)) if number not in text)
-    return {token: next(unused) for token in _CONSTANTS}
+    return {token: next(unused) for token in (b"NaN", b"Infinity")}
 
 
 # --- bare NaN and Infinity -------------------------------------------------------------------------------------------
@@ -121,25 +121,19 @@ def find_constants(text: bytes | bytearray) -> list[int]:
     the last line break, because a JSON string holds none. Linear in the length of the text.
     """
     found: list[int] = []
+    if b"NaN" not in text and b"Infinity" not in text:
+        return found
     known, inside = 0, False
-    for position in _hits(text):
+    for hit in _CONSTANT.finditer(text):
+        position = hit.start()
         line = text.rfind(b"\n", known, position)
         if line >= 0:
             known, inside = line, False
         inside ^= _odd_quotes(text[known:position])
         known = position
-        if not inside and _stands_alone(text, position):
+        if not inside and _stands_alone(text, position, hit.end()):
             found.append(position)
     return found
-
-
-def _hits(text: bytes | bytearray) -> Iterator[int]:
-    """Where a constant's name occurs, in order."""
-    at = {token: text.find(token) for token in _CONSTANTS}
-    while any(position >= 0 for position in at.values()):
-        position, token = min((position, token) for token, position in at.items() if position >= 0)
-        yield position
-        at[token] = text.find(token, position + len(token))
 
 
 def _odd_quotes(part: bytes | bytearray) -> bool:
@@ -149,16 +143,13 @@ def _odd_quotes(part: bytes | bytearray) -> bool:
 
 
 def _constant_at(text: bytes | bytearray, position: int) -> bytes:
-    return _CONSTANTS[0] if text[position] == ord("N") else _CONSTANTS[1]
+    return b"NaN" if text[position] == ord("N") else b"Infinity"
 
 
-def _stands_alone(text: bytes | bytearray, position: int) -> bool:
-    token = _constant_at(text, position)
-    if token == b"Infinity" and text[position - 1 : position] == b"-":
-        position -= 1
-        token = b"-" + token
-    end = position + len(token)
-    return (position == 0 or text[position - 1] in _BEFORE) and (end == len(text) or text[end] in _AFTER)
+def _stands_alone(text: bytes | bytearray, start: int, end: int) -> bool:
+    if text[start - 1 : start] == b"-" and text[start] == ord("I"):
+        start -= 1
+    return (start == 0 or text[start - 1] in _BEFORE) and (end == len(text) or text[end] in _AFTER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,17 +285,18 @@ def guard_recursion(data: Buffer, source: str, max_depth: int = MAX_DEPTH) -> No
 
 def _check_depth(value: Any, source: str, max_depth: int) -> None:
     """Walk containers level by level, so that nothing recurses."""
-    level = [value]
-    for _ in range(max_depth + 1):
-        level = [child for parent in level for child in _containers(parent)]
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(max_depth):
         if not level:
             return
-    raise _too_deep(source, max_depth)
-
-
-def _containers(value: Any) -> list[Any]:
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [child for child in children if isinstance(child, (dict, list))]
+        level = [
+            child
+            for parent in level
+            for child in (parent.values() if type(parent) is dict else parent)
+            if type(child) in (dict, list)
+        ]
+    if level:
+        raise _too_deep(source, max_depth)
 
 
 def describe(value: Any) -> str:

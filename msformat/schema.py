@@ -159,8 +159,22 @@ def _is_tensor(record: dict[str, Any]) -> bool:
     )
 
 
+# Types of the values that model.TensorMeta holds in fields of its own; anything else stays in ``extra``.
+_STATISTIC_TYPES = (float, int, bool, type(None), str)
+_FIELD_TYPES: dict[str, tuple[type, ...]] = {
+    "type": (str,),
+    "dtype": (str,),
+    "shape": (list,),
+    **dict.fromkeys(STATISTICS, _STATISTIC_TYPES),
+    "requires_grad": (bool,),
+    "md5": (str,),
+    "data_name": (str,),
+}
+
+
 def _load_tensor(record: dict[str, Any]) -> TensorMeta:
-    known = {key: value for key, value in record.items() if _has_known_type(key, value)}
+    extra = {key: value for key, value in record.items() if type(value) not in _FIELD_TYPES.get(key, ())}
+    known = record if not extra else {key: value for key, value in record.items() if key not in extra}
     return TensorMeta(
         type=record["type"],
         dtype=record["dtype"],
@@ -169,26 +183,16 @@ def _load_tensor(record: dict[str, Any]) -> TensorMeta:
         requires_grad=known.get("requires_grad"),
         digest=known.get("md5"),
         data_name=known.get("data_name"),
-        extra={key: value for key, value in record.items() if key not in known},
+        extra=extra,
         key_order=tuple(record),
     )
 
 
-def _has_known_type(key: str, value: Any) -> bool:
-    if key in STATISTICS:
-        return not isinstance(value, (list, dict))
-    if key == "requires_grad":
-        return isinstance(value, bool)
-    if key in ("md5", "data_name"):
-        return isinstance(value, str)
-    return key in ("type", "dtype", "shape")
-
-
 def _load_stats(known: dict[str, Any]) -> Stats | None:
-    values = {name: known[key] for key, name in STATISTICS.items() if key in known}
-    if not values:
+    absent = frozenset(name for key, name in STATISTICS.items() if key not in known)
+    if len(absent) == len(STATISTICS):
         return None
-    return Stats(**values, absent=frozenset(name for name in STATISTICS.values() if name not in values))
+    return Stats(known.get("Max"), known.get("Min"), known.get("Mean"), known.get("Norm"), absent)
 
 
 def _tensor_record(meta: TensorMeta) -> dict[str, Any]:
