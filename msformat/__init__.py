@@ -146,8 +146,8 @@ _MODULES = {
     "writer": ("DumpWriter",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
-# Functions that are called like their module are exported with ``_dump``: importing ``msformat.convert`` binds that name
-# to the module, whatever stands here.
+# Functions called like their module are exported with ``_dump``: importing ``msformat.convert`` binds that name to the
+# module, whatever stands here.
 _ALIASES = {"open": "open_dump", "convert_dump": "convert", "recover_dump": "recover", "verify_dump": "verify"}
 
 

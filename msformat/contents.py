@@ -100,7 +100,7 @@ def load_contents(store: Store | None, source: str, journal: str | None) -> Cont
         There is no readable entry document, and no journal either.
     """
     contents = Contents()
-    broken: FormatError | None = None
+    broken: MsformatError | None = None
     headers: list[model.Header] = []
     for name in ENTRY_DOCUMENTS if store is not None else ():
         data = store.get_document(name) if store is not None else None
@@ -116,7 +116,7 @@ def load_contents(store: Store | None, source: str, journal: str | None) -> Cont
         contents.problems.extend(document.problems)
         headers.append(document.header)
     if journal is not None:
-        _add_journal(contents, journal, headers)
+        broken = _add_journal(contents, journal, headers) or broken
     if not contents.sources:
         raise broken or FormatError(f"{source}: holds neither {' nor '.join(ENTRY_DOCUMENTS)}")
     contents.header = headers[0] if headers else contents.header
@@ -134,23 +134,27 @@ def _parse(data: ReadOnlyBuffer, source: str, contents: Contents) -> DumpDocumen
         return document
 
 
-def _add_journal(contents: Contents, path: str, headers: list[model.Header]) -> None:
-    """A document that holds all of the journal is the newer: its writer only did not get to drop the journal."""
+def _add_journal(contents: Contents, path: str, headers: list[model.Header]) -> MsformatError | None:
+    """Take what the journal knows better than the documents; returns its error where it cannot be read.
+
+    A document that holds all of the journal is the newer: its writer only did not get to drop the journal.
+    """
     try:
         found = read_journal(path)
-    except (MsformatError, OSError) as error:
+    except MsformatError as error:
         contents.note_incomplete(f"the journal cannot be read: {error}")
-        return
+        return error
     replayed = replay(found.records)
     contents.problems.extend(replayed.problems)
     if contents.sources and contents.incomplete is None and all(contents.find(key) for key in replayed.entries):
         contents.problems.append(f"{path}: left over beside a finished document; `msformat recover` removes it")
-        return
+        return None
     contents.replayed = replayed
     contents.sources.append(_ReplayedEntries(replayed.entries, path))
     if replayed.header is not None:
         headers.append(schema.load_header(replayed.header))
     contents.note_incomplete(_why(path, found.reason, torn=found.torn))
+    return None
 
 
 def _why(path: str, reason: str | None, *, torn: bool) -> str:

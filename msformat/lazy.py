@@ -13,6 +13,7 @@ from msformat.errors import MsformatError
 __all__ = ["Lazy", "reading"]
 
 T = TypeVar("T")
+_add_note = getattr(BaseException, "add_note", None)  # None before Python 3.11
 
 
 class Lazy(Generic[T]):
@@ -72,8 +73,7 @@ def _note(error: Exception, note: str) -> None:
         return
     with contextlib.suppress(AttributeError):  # an exception with slots
         error._msformat_noted = True  # type: ignore[attr-defined]
-    add_note = getattr(error, "add_note", None)
-    if add_note is not None:
-        add_note(note)
+    if _add_note is not None:
+        _add_note(error, note)
     elif isinstance(error, MsformatError) and error.args and isinstance(error.args[0], str):
-        error.args = (f"{error.args[0]} ({note})", *error.args[1:])  # Python 3.10 has no notes
+        error.args = (f"{error.args[0]} ({note})", *error.args[1:])

@@ -118,7 +118,8 @@ class Dump:
         found = parse_unit_path(key) if isinstance(key, str) else key
         if found is None or found not in self._locations:
             raise UnitNotFoundError(str(key), self.path, reason=self._available())
-        return self._open.setdefault(found, self._open.get(found) or Unit(self._locations[found]))
+        held = self._open.get(found)  # not "or": asking an empty unit whether it is true would index it
+        return held if held is not None else self._open.setdefault(found, Unit(self._locations[found]))
 
     def __getitem__(self, index: UnitKey | int | str | tuple[Any, ...] | None) -> Unit:
         """The unit of ``[step, rank]``, ``[step]``, ``[step, rank, branch]``, a key or a path.
