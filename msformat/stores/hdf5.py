@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
-from msformat.errors import StoreError, TensorNotFoundError
+from msformat.errors import CorruptTensorError, StoreError, TensorNotFoundError
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
@@ -71,7 +71,8 @@ class _Hdf5Tensor(StoredTensor):
     def digest(self) -> str | None:
         """Read on first use: most readers never ask."""
         if self._digest is None:
-            self._digest = guard.read_text_attribute(self._store._dataset(self.key), b"xxh3_128")
+            with guard.named_errors(self._store._label(self.key), CorruptTensorError):
+                self._digest = guard.read_text_attribute(self._store._dataset(self.key), b"xxh3_128")
         return self._digest
 
     @digest.setter
@@ -117,7 +118,8 @@ class Hdf5Store(Store):
                 self._file, self._paged = open_for_reading(self.location)
             else:
                 self._file, self._paged = open_for_writing(self.location)
-            self._open_groups()
+            with guard.named_errors(f"{self.location}: cannot be read as HDF5"):
+                self._open_groups()
         except BaseException:
             self._release(commit=False)
             raise
@@ -156,7 +158,8 @@ class Hdf5Store(Store):
     def groups(cls, location: str) -> tuple[str, ...]:
         file, paged = open_for_reading(os.fspath(location))
         try:
-            return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
+            with guard.named_errors(f"{location}: cannot be read as HDF5"):
+                return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
         finally:
             file.close()
             if paged is not None:
@@ -229,7 +232,8 @@ class Hdf5Store(Store):
         self._ensure_open()
         if self._tensors is None:
             return iter(())
-        links = guard.links_of(self._tensors, by_creation=self._ordered)
+        with guard.named_errors(f"{self.location}: names of tensors cannot be read"):
+            links = guard.links_of(self._tensors, by_creation=self._ordered)
         return iter([guard.unescape(name) for name, _ in links])
 
     def __len__(self) -> int:
@@ -242,7 +246,8 @@ class Hdf5Store(Store):
         self._ensure_open()
         if self._tensors is None:
             return False
-        return any(self._tensors.links.exists(name) for name in guard.link_names(key))
+        with guard.named_errors(self._label(key)):
+            return any(self._tensors.links.exists(name) for name in guard.link_names(key))
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -361,7 +366,8 @@ class Hdf5Store(Store):
         self._ensure_open()
         if self._documents is None:
             return ()
-        return tuple(sorted(guard.unescape(name) for name, _ in guard.links_of(self._documents)))
+        with guard.named_errors(f"{self.location}: names of documents cannot be read"):
+            return tuple(sorted(guard.unescape(name) for name, _ in guard.links_of(self._documents)))
 
     # --- life --------------------------------------------------------------------------------------------------
 

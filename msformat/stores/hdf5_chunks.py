@@ -182,7 +182,9 @@ class ChunkPipeline:
     def add(self, key: str, pack: Callable[[], Packed], size: int, write: Callable[[Packed], None]) -> None:
         """Pack a chunk of ``size`` bytes soon, and hand the result to ``write`` in its turn."""
         if self._threads <= 0:
-            self._write(key, write, pack())
+            self.writing = key
+            write(pack())
+            self.writing = ""
             return
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-hdf5")
@@ -196,11 +198,8 @@ class ChunkPipeline:
     def _write_first(self) -> None:
         first = self._pending.popleft()
         self._size -= first.size
-        self._write(first.key, first.write, first.packed.result())
-
-    def _write(self, key: str, write: Callable[[Packed], None], packed: Packed) -> None:
-        self.writing = key
-        write(packed)
+        self.writing = first.key
+        first.write(first.packed.result())
         self.writing = ""
 
     def drain(self) -> None:

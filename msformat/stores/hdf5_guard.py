@@ -8,6 +8,7 @@ zeros without a word.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -20,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from msformat.dtypes import DType, dtype_from_numpy, dtype_named
-from msformat.errors import BackendMissingError, CorruptTensorError, DTypeError, StoreError, UnsafeInputError
+from msformat.errors import (
+    BackendMissingError,
+    CorruptTensorError,
+    DTypeError,
+    MsformatError,
+    StoreError,
+    UnsafeInputError,
+)
 from msformat.stores.hdf5_paged import LOCK_ADVICE
 
 __all__ = [
@@ -32,6 +40,7 @@ __all__ = [
     "link_names",
     "links_of",
     "load_h5py",
+    "named_errors",
     "open_dataset",
     "open_error",
     "open_group",
@@ -42,6 +51,8 @@ __all__ = [
 _CHUNK_LIMIT = 1 << 30
 # Deflate cannot pack more than 1032 bytes in one (zlib's technical notes).
 _DEFLATE_RATIO = 1040
+# blosc and scale-offset keep a constant chunk in some thirty bytes.
+_ANY_RATIO = 1 << 20
 _GROUP_DEPTH = 4
 _PLUGIN_ADVICE = "pip install hdf5plugin brings the usual ones"
 
@@ -59,6 +70,17 @@ def load_h5py() -> Any:
         return import_module("h5py")
     except ImportError as error:
         raise BackendMissingError("h5py", "hdf5", "the HDF5 store") from error
+
+
+@contextlib.contextmanager
+def named_errors(what: str, kind: type[MsformatError] = StoreError) -> Iterator[None]:
+    """Turn HDF5's complaints, of which a broken file has many kinds, into one of ours that says where."""
+    try:
+        yield
+    except MsformatError:
+        raise
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise kind(f"{what}: {error}") from error
 
 
 # --- link names ------------------------------------------------------------------------------------------------------
@@ -122,21 +144,15 @@ def _check_hard(group: Any, name: bytes, label: str) -> bool:
     h5py = load_h5py()
     try:
         kind = group.links.get_info(name).type
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        if not _link_exists(group, name):
-            return False
-        raise StoreError(f"{label}: broken link: {error}") from error
+    except (OSError, RuntimeError, ValueError, KeyError):
+        with named_errors(label):
+            if not group.links.exists(name):
+                return False
+        raise StoreError(f"{label}: broken link") from None
     if kind != h5py.h5l.TYPE_HARD:
         words = {h5py.h5l.TYPE_SOFT: "soft link", h5py.h5l.TYPE_EXTERNAL: "link to another file"}
         raise UnsafeInputError(f"{label}: is a {words.get(kind, 'user-defined link')}; only hard links are followed")
     return True
-
-
-def _link_exists(group: Any, name: bytes) -> bool:
-    try:
-        return bool(group.links.exists(name))
-    except (OSError, RuntimeError, ValueError, KeyError):
-        return True  # unreadable is not absent
 
 
 def open_group(parent: Any, name: bytes, label: str) -> Any | None:
@@ -152,10 +168,8 @@ def open_group(parent: Any, name: bytes, label: str) -> Any | None:
     h5py = load_h5py()
     if not _check_hard(parent, name, label):
         return None
-    try:
+    with named_errors(f"{label}: cannot be opened as a group"):
         return h5py.h5g.open(parent, name)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise StoreError(f"{label}: cannot be opened as a group: {error}") from error
 
 
 def open_dataset(group: Any, name: bytes, label: str) -> Any | None:
@@ -163,10 +177,8 @@ def open_dataset(group: Any, name: bytes, label: str) -> Any | None:
     h5py = load_h5py()
     if not _check_hard(group, name, label):
         return None
-    try:
+    with named_errors(f"{label}: cannot be opened as a dataset", CorruptTensorError):
         return h5py.h5d.open(group, name)
-    except (OSError, RuntimeError, ValueError, KeyError) as error:
-        raise CorruptTensorError(f"{label}: cannot be opened as a dataset: {error}") from error
 
 
 def find_groups(root: Any) -> list[str]:
@@ -231,26 +243,31 @@ def dataset_dtype(dataset: Any, label: str) -> tuple[DType, tuple[int, ...]]:
     DTypeError
         A type that holds references, objects or variable-length data, or that numpy does not know.
     """
-    try:
+    with named_errors(f"{label}: stored type cannot be read", DTypeError):
         stored, shape = dataset.dtype, dataset.shape
         declared = read_text_attribute(dataset, b"dtype")
-    except (OSError, RuntimeError, TypeError, ValueError, KeyError) as error:
-        raise DTypeError(f"{label}: stored type cannot be read: {error}") from error
     if shape is None:
         raise CorruptTensorError(f"{label}: has a null dataspace")
     if stored.hasobject or stored.kind in "OV":
         raise DTypeError(f"{label}: {stored} is no element type of a tensor")
     try:
-        dtype = dtype_from_numpy(stored) if declared is None else dtype_named(declared)
+        dtype = _plain_dtype(stored) if declared is None else dtype_named(declared)
     except DTypeError as error:
         raise DTypeError(f"{label}: {error}") from error
     if declared is not None and stored.newbyteorder("<") != dtype.storage.newbyteorder("<"):
         raise CorruptTensorError(f"{label}: attribute dtype says {declared}, but {stored} are stored")
-    if declared is None and not dtype.is_native:
-        raise DTypeError(f"{label}: {stored} is no element type of a tensor")
     if dtype.lanes > 1 and shape[-1:] != (dtype.lanes,):
         raise CorruptTensorError(f"{label}: {declared} needs a last axis of {dtype.lanes}, but the shape is {shape}")
     return dtype, dtype.logical_shape(shape)
+
+
+@lru_cache(maxsize=64)
+def _plain_dtype(stored: np.dtype[Any]) -> DType:
+    """The type of a dataset that declares none: what is stored is what is meant."""
+    dtype = dtype_from_numpy(stored)
+    if not dtype.is_native:
+        raise DTypeError(f"{stored} is no element type of a tensor")
+    return dtype
 
 
 def check_backing(dataset: Any, file_size: int, label: str) -> None:
@@ -265,6 +282,11 @@ def check_backing(dataset: Any, file_size: int, label: str) -> None:
     StoreError
         Compressed with a filter that is not installed.
     """
+    with named_errors(label, CorruptTensorError):
+        _check_backing(dataset, file_size, label)
+
+
+def _check_backing(dataset: Any, file_size: int, label: str) -> None:
     h5py = load_h5py()
     plan = dataset.get_create_plist()
     layout = plan.get_layout()
@@ -298,7 +320,8 @@ def _check_chunks(dataset: Any, plan: Any, stored: int, wanted: int, label: str)
     for code in codes:
         if not _filter_available(h5py, code):
             raise StoreError(f"{label}: compressed with HDF5 filter {code}, which is not installed; {_PLUGIN_ADVICE}")
-    if set(codes) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE} and wanted > stored * _DEFLATE_RATIO:
+    known = set(codes) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+    if wanted > stored * (_DEFLATE_RATIO if known else _ANY_RATIO):
         raise CorruptTensorError(f"{label}: {stored} stored bytes cannot hold {wanted}")
 
 
