@@ -10,7 +10,7 @@ Every record is an object with a ``kind``; the first line is the header:
 kind       fields
 =========  ===========================================================================================================
 header     ``version`` 1; ``document`` (``dump.json`` or ``debug.json``); ``backend`` (name of the store); ``header``
-           (the document without its ``data``); ``pid`` and ``host`` of the writer
+           (the document without entries); ``pid`` and ``host`` of the writer
 entry      ``key``; ``value`` (the entry as it stands in the document). The same key again replaces it in its place
 stack      ``entries`` (entry keys) and ``frames`` (their call stack), or ``ref`` in place of ``frames``: those of the
            n-th record with ``frames``, from 0

@@ -21,7 +21,7 @@ class Replayed:
     Attributes
     ----------
     header
-        The document without its ``data``; None when the journal holds not even its header.
+        The document without entries (``data`` is ``{}``); None when the journal holds not even its header.
     document_name
         ``dump.json`` or ``debug.json``.
     backend

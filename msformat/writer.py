@@ -303,10 +303,9 @@ class DumpWriter:
             return
         Path(self.unit_dir).mkdir(parents=True, exist_ok=True)
         self._refuse_occupied()
-        header = dump_header(self.header)
-        header.pop("data", None)
+        path = os.path.join(self.unit_dir, JOURNAL_NAME)
         self._journal = JournalWriter(
-            os.path.join(self.unit_dir, JOURNAL_NAME), document=self.document, backend=self.backend, header=header
+            path, document=self.document, backend=self.backend, header=dump_header(self.header)
         )
 
     def _open_store(self) -> Store:

@@ -1,0 +1,111 @@
+"""Forks writers and has them killed. A process of its own, so that imports are paid once and pytest is never forked.
+
+Reads one JSON request a line from standard input::
+
+    {"backend": …, "unit": …, "progress": …, "seed": …, "count": …, "how": "calls" | "tear" | "time", "when": …}
+
+and answers each with one line ``{"killed": …, "calls": …, "seconds": …}``. ``calls``: the writer kills itself in front
+of its n-th call into C that touches a file. ``tear``: in the middle of its n-th append to the journal. ``time``: it is
+killed from outside after so many seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from msformat.stores.registry import store_class
+from msformat.writer import DumpWriter
+from tests.crash.workload import BACKENDS, HEADER, put, steps
+
+_TOUCHES_FILES = frozenset((
+    "open", "write", "writelines", "flush", "fsync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir",
+    "ftruncate", "truncate", "close", "flock", "create", "create_hard", "write_direct_chunk",
+))  # fmt: skip
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    for backend in BACKENDS:
+        store_class(backend)
+    _warm_up()
+    for line in sys.stdin:
+        print(json.dumps(_serve(json.loads(line))), flush=True)
+
+
+def _warm_up() -> None:
+    """Import what stores import on first use."""
+    import h5py  # noqa: F401
+    import numcodecs  # noqa: F401
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _run(request, write_end)
+    os.close(write_end)
+    if request["how"] == "time":
+        time.sleep(request["when"])
+        os.kill(child, signal.SIGKILL)
+    calls = os.read(read_end, 100)
+    os.close(read_end)
+    _, status = os.waitpid(child, 0)
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    if not killed and status != 0:
+        raise SystemExit(f"the writer failed: {request}")
+    return {"killed": killed, "calls": int(calls or 0), "seconds": time.monotonic() - began}
+
+
+def _run(request: dict[str, Any], report: int) -> None:
+    """The writer's life."""
+    calls = 0
+    write = os.write
+
+    def count(_: Any, event: str, called: Any) -> None:
+        nonlocal calls
+        if event == "c_call" and getattr(called, "__name__", "") in _TOUCHES_FILES:
+            calls += 1
+            if request["how"] == "calls" and calls == request["when"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if request["how"] == "tear":
+        os.write = _tearing(write, request["when"])  # type: ignore[assignment]
+    progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sys.setprofile(count)
+    with DumpWriter(request["unit"], HEADER, backend=request["backend"], sync_entries=1000) as writer:
+        for number, one in enumerate(steps(request["seed"], request["count"])):
+            put(writer, one)
+            if number % 3 == 2:
+                writer.commit()
+                write(progress, b"%d\n" % (number + 1))
+    write(progress, b"finished\n")
+    sys.setprofile(None)
+    write(report, b"%d" % calls)
+    os._exit(0)
+
+
+def _tearing(write: Callable[[int, Any], int], when: int) -> Callable[[int, Any], int]:
+    """Only the journal writes through ``os.write``."""
+    done = 0
+
+    def torn(descriptor: int, data: Any) -> int:
+        nonlocal done
+        done += 1
+        if done == when:
+            write(descriptor, data[: max(1, len(data) * 2 // 3)])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write(descriptor, data)
+
+    return torn
+
+
+if __name__ == "__main__":
+    main()
