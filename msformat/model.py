@@ -112,14 +112,14 @@ class Scalar:
     extra, key_order
         As in :class:`TensorMeta`.
     value_key
-        ``value``; ``format`` for a torch.memory_format, ``group_ranks`` for a process group, ``""`` for no value.
+        ``value``; ``format`` for a torch.memory_format, ``group_ranks`` for a process group, None for no value.
     """
 
     type: str
     value: Any
     extra: Mapping[str, Any] = field(default_factory=dict)
     key_order: tuple[str, ...] = ()
-    value_key: str = "value"
+    value_key: str | None = "value"
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,14 +212,15 @@ def _dump_tensor(meta: TensorMeta) -> dict[str, Any]:
 
 
 def _load_scalar(record: dict[str, Any]) -> Scalar:
-    value_key = next((key for key in _VALUE_KEYS if key in record), "")
-    extra = {key: value for key, value in record.items() if key not in ("type", value_key)}
-    return Scalar(record["type"], record.get(value_key), extra, tuple(record), value_key)
+    value_key = next((key for key in _VALUE_KEYS if key in record), None)
+    value = None if value_key is None else record[value_key]
+    extra = {key: other for key, other in record.items() if key not in ("type", value_key)}
+    return Scalar(record["type"], value, extra, tuple(record), value_key)
 
 
 def _dump_scalar(scalar: Scalar) -> dict[str, Any]:
     record: dict[str, Any] = {"type": scalar.type}
-    if scalar.value_key:
+    if scalar.value_key is not None:
         record[scalar.value_key] = scalar.value
     return _ordered({**record, **scalar.extra}, scalar.key_order or tuple(record))
 
