@@ -130,7 +130,7 @@ class Table:
         frame = {}
         for name, column in self._columns.items():
             values = [pandas.NA if value is MISSING else value for value in column]
-            frame[name] = pandas.Series(_objects(values), dtype=object if name in _KEPT_OBJECTS else None)
+            frame[name] = pandas.Series(values, dtype=object if name in _KEPT_OBJECTS else None)
         return pandas.DataFrame(frame)
 
     def to_arrow(self) -> Any:
@@ -217,7 +217,7 @@ def _number(value: Any) -> float | None:
     try:
         return float(value)
     except OverflowError:  # an int beyond float64
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
     except ValueError:  # text that is no number
         return None
 
