@@ -52,12 +52,12 @@ class Tensor:
     Examples
     --------
     >>> import msformat
-    >>> dump = msformat.open("my_dump")  # doctest: +SKIP
-    >>> x = dump[0]["Functional.relu.0.forward"].inputs[0]  # doctest: +SKIP
-    >>> x.shape, x.dtype_name, x.stats.max  # doctest: +SKIP
-    ((2, 5, 8), 'torch.float32', 2.66)
-    >>> x[0, :2].mean()  # doctest: +SKIP
-    0.31
+    >>> dump = msformat.open("my_dump")
+    >>> ids = dump[0]["Functional.embedding.0.forward"].inputs[0]
+    >>> ids.shape, ids.dtype_name, ids.stats.max
+    ((2, 5), 'torch.int64', 9.0)
+    >>> ids[0, 1:4]
+    array([1, 2, 3])
     """
 
     __slots__ = ("entry", "keys", "meta", "slot")
@@ -206,6 +206,15 @@ class Entry:
         The entry key, verbatim: ``Module.head.Linear.forward.0``.
     unit
         The unit it belongs to.
+
+    Examples
+    --------
+    >>> import msformat
+    >>> entry = msformat.open("my_dump")[0]["Module.norm.LayerNorm.forward.0"]
+    >>> entry.inputs
+    (<Tensor 'Module.norm.LayerNorm.forward.0: input_args.0' torch.float32 [2, 5, 8]>,)
+    >>> sorted(entry.parameters)
+    ['bias', 'weight']
     """
 
     def __init__(self, unit: Unit, entry: model.Entry) -> None:

@@ -44,10 +44,11 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
     Examples
     --------
     >>> import msformat
-    >>> dump = msformat.open("my_dump")  # doctest: +SKIP
-    >>> dump.units  # doctest: +SKIP
-    (UnitKey(step=0, rank='rank0', branch=''), UnitKey(step=0, rank='rank1', branch=''))
-    >>> dump[0, 1]["Functional.relu.0.forward"].outputs[0].numpy()  # doctest: +SKIP
+    >>> dump = msformat.open("my_dump")
+    >>> dump.units
+    (UnitKey(step=0, rank='rank', branch=''), UnitKey(step=1, rank='rank', branch=''))
+    >>> dump[0, None]["Functional.gelu.0.forward"].outputs[0].numpy().shape
+    (2, 5, 8)
     """
     locations, problems = find_units(path)
     return Dump(os.fspath(path), locations, problems)
@@ -68,10 +69,11 @@ class Dump:
 
     Examples
     --------
-    >>> for unit in msformat.open("my_dump"):  # doctest: +SKIP
+    >>> import msformat
+    >>> for unit in msformat.open("my_dump"):
     ...     print(unit.key.step, unit.key.rank, len(unit), unit.complete)
-    0 rank0 123 True
-    0 rank1 123 True
+    0 rank 123 True
+    1 rank 38 True
     """
 
     def __init__(self, path: str, locations: Iterable[UnitLocation], problems: Iterable[str] = ()) -> None:

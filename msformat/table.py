@@ -59,11 +59,12 @@ class Table:
 
     Examples
     --------
-    >>> table = unit.table()  # doctest: +SKIP
-    >>> table[table.numbers("Max").filled(0) > 1e4]  # doctest: +SKIP
-    <Table: 2 rows, 16 columns>
-    >>> for row in table:  # doctest: +SKIP
-    ...     print(row.entry, row.Max)
+    >>> import msformat
+    >>> table = msformat.open("my_dump")[0].table()
+    >>> large = table[table.numbers("Norm").filled(0) > 40]
+    >>> for row in large:
+    ...     print(row.entry, row.slot, row.Max)
+    Torch.argmax.0.forward output 15.0
     """
 
     def __init__(self, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
