@@ -29,6 +29,8 @@ __all__ = ["Index", "Part", "break_offset", "index_document"]
 Part: TypeAlias = "bytes | memoryview | msgspec.Raw"
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+# Bytes that are not UTF-8 raise the second in older releases of msgspec.
+_Refusal = (msgspec.DecodeError, UnicodeDecodeError)
 _BYTE = re.compile(r"\(byte (\d+)\)")
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -71,15 +73,16 @@ def index_document(data: Buffer, source: str) -> Index:
 
 
 def _quick_index(data: Buffer, source: str) -> Index:
+    failure: Exception
     try:
         return _strict_index(data, source)
-    except msgspec.DecodeError as error:
+    except _Refusal as error:
         failure = error
     masked = mask_constants(data)
     if masked is not None:
         try:
             return _moved(_strict_index(masked.text, source), masked.text, memoryview(data).cast("B"))
-        except msgspec.DecodeError as error:
+        except _Refusal as error:
             failure = error
     if _SURROGATE.search(data):
         return _python_index(data, source)
@@ -102,18 +105,18 @@ def break_offset(data: Buffer) -> int | None:
     return None
 
 
-def _byte_of(error: msgspec.DecodeError, length: int) -> int:
+def _byte_of(error: Exception, length: int) -> int:
     found = _BYTE.search(str(error))
     return int(found.group(1)) if found else length
 
 
-def _what_broke(error: msgspec.DecodeError, length: int) -> str:
+def _what_broke(error: Exception, length: int) -> str:
     if not length:
         return "nothing (0 bytes)"
     text = str(error)
     if "truncated" in text:
         return f"a text that ends too early, at byte {length}"
-    if "UTF-8" in text:
+    if "utf-8" in text.lower():
         return "a key that is not UTF-8"
     reason = _BYTE.sub("", text.removeprefix("JSON is malformed: ")).strip()
     return f"{reason} at byte {_byte_of(error, length)} of {length}"

@@ -199,7 +199,7 @@ def parse_json(data: Buffer, source: str, *, max_depth: int = MAX_DEPTH) -> Any:
         value = msgspec.json.decode(data)
     except RecursionError as error:
         raise _too_deep(source, max_depth) from error
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         value = _python_loads(data, source, max_depth)
     _check_depth(value, source, max_depth)
     return value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 import time
@@ -9,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msformat.documents import ConstructDocument, DumpDocument, StackDocument, salvage
 from msformat.errors import FormatError, SchemaError, UnsafeInputError
@@ -146,3 +150,80 @@ def test_a_raw_line_break_in_a_string_fools_nobody() -> None:
     for data in (b'{"data": {"a\n NaN ": null}}', b'{"data": {"a": ["x\n, NaN ,"], "b": NaN}}'):
         with pytest.raises(SchemaError):
             DumpDocument.parse(data, "dump.json")
+
+
+_SEED = {
+    "task": "NaN",
+    "data": {
+        "a NaN": {"input": [1.5, math.nan, 'NaN, \\" Infinity', -math.inf], "empty": [{}, [], None, True]},
+        "b\\": -0.25,
+        "é": "\ud800",
+    },
+    "late": {"x": -12},
+}
+_splices = st.lists(
+    st.tuples(
+        st.integers(0, 260),
+        st.integers(0, 3),
+        st.sampled_from(
+            [
+                b"",
+                b'"',
+                b"\\",
+                b",",
+                b"}",
+                b"{",
+                b"[",
+                b"]",
+                b":",
+                b"\n",
+                b" ",
+                b"NaN",
+                b"-",
+                b"0",
+                b"1e999",
+                b"\xff",
+                b"\0",
+            ]
+        ),
+    ),
+    max_size=3,
+)
+
+
+def _read_all(text: bytes) -> tuple[list[str], str]:
+    document = DumpDocument.parse(text, "dump.json")
+    return list(document), repr([document.json(key) for key in document])
+
+
+def _expected(text: bytes) -> tuple[list[str], str] | None:
+    """What Python's json says; None where it refuses."""
+    try:
+        obj = json.loads(text.decode("utf-8"))
+    except ValueError:
+        return None
+    data = obj.get("data", {}) if isinstance(obj, dict) else 0
+    if data is not None and not isinstance(data, dict):
+        return None
+    return list(data or {}), repr(list((data or {}).values()))
+
+
+@settings(max_examples=600, deadline=None)
+@given(_splices, st.sampled_from([None, 1]), st.booleans(), st.booleans())
+def test_damaged_text_is_read_as_python_reads_it_or_refused(
+    splices: list[tuple[int, int, bytes]], indent: int | None, surrogate: bool, constants: bool
+) -> None:
+    text = json.dumps(_SEED, indent=indent).encode()
+    if not surrogate:
+        text = text.replace(b"\\ud800", b"x")
+    if not constants:
+        text = text.replace(b": NaN", b": 1").replace(b", NaN,", b", 2,").replace(b"-Infinity]", b"3]")
+    for place, length, new in splices:
+        text = text[:place] + new + text[place + length :]
+    expected = _expected(text)
+    try:
+        found = _read_all(text)
+    except FormatError:
+        assert expected is None
+    else:
+        assert found == expected
