@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from msformat.filesystem import FileSystem, is_url, join, open_filesystem
+
 __all__ = ["DiskUsage", "disk_usage"]
 
 
@@ -28,7 +30,12 @@ class DiskUsage:
 
 
 def disk_usage(path: str | os.PathLike[str]) -> DiskUsage:
-    """Add up a file or a whole directory. Links are not followed; what vanishes meanwhile is left out."""
+    """Add up a file, a whole directory, or what lies under a URL.
+
+    Links are not followed; what vanishes meanwhile is left out.
+    """
+    if is_url(os.fspath(path)):
+        return _remote_usage(open_filesystem(os.fspath(path)))
     total = files = directories = 0
     seen: set[tuple[int, int]] = set()
     waiting = [os.fspath(path)]
@@ -54,3 +61,19 @@ def disk_usage(path: str | os.PathLike[str]) -> DiskUsage:
             except OSError:
                 continue
     return DiskUsage(total, files, len(seen) + directories)
+
+
+def _remote_usage(fs: FileSystem) -> DiskUsage:
+    """Objects count as files; directories of an object store are only names."""
+    if fs.kind("") == "file":
+        return DiskUsage(fs.size(""), 1, 1)
+    sizes: list[int] = []
+    waiting = [""]
+    while waiting:
+        path = waiting.pop()
+        for item in fs.list(path):
+            if item.kind == "directory":
+                waiting.append(join(path, item.name))
+            elif item.kind == "file":
+                sizes.append(item.size)
+    return DiskUsage(sum(sizes), len(sizes), len(sizes))

@@ -269,6 +269,19 @@ def test_dump_and_debug_in_one_unit(tmp_path: Path) -> None:
     assert unit.documents == ("debug.json", "dump.json")
 
 
+def test_a_dump_behind_a_url(tree: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for path in (tree / "step0").rglob("*.*"):
+        memory.pipe_file(f"/reader-test/{path.relative_to(tree)}", path.read_bytes())
+    dump = msformat.open("memory://reader-test")
+    assert [unit.key.path for unit in dump] == ["step0/rank2", "step0/rank10"]
+    assert np.array_equal(dump[0, 10][RELU].inputs[0][1], VALUES[1])
+    assert dump[0, 2].usage.files == 2
+    assert dump[0, 2].usage.bytes > VALUES.nbytes
+
+
 def test_near_matches(tree: Path) -> None:
     unit = msformat.open(tree)[0, 2]
     with pytest.raises(msformat.EntryNotFoundError, match=r"near matches: 'Functional\.relu\.0\.forward'"):
