@@ -120,6 +120,7 @@ class Hdf5Store(Store):
                 self._file, self._paged = open_for_writing(self.location)
             with guard.named_errors(f"{self.location}: cannot be read as HDF5"):
                 self._open_groups()
+            self.sync()  # a unit that dies before its first sync is an empty unit, not a strange file
         except BaseException:
             self._release(commit=False)
             raise
@@ -206,12 +207,14 @@ class Hdf5Store(Store):
         """The dataset of a key, ready to be read. The last one stays open, for its cache of chunks."""
         self._ensure_open()
         self._guarded(self._pipeline.drain)
-        if self._recent is None or self._recent[0] != key:
-            dataset = self._find(key)
-            if dataset is None:
-                raise TensorNotFoundError(key, self.location, self._near(key))
-            self._recent = (key, dataset)
-        return self._recent[1]
+        recent = self._recent  # another reading thread may replace it meanwhile
+        if recent is not None and recent[0] == key:
+            return recent[1]
+        dataset = self._find(key)
+        if dataset is None:
+            raise TensorNotFoundError(key, self.location, self._near(key))
+        self._recent = (key, dataset)
+        return dataset
 
     def get(self, key: str) -> StoredTensor:
         self._ensure_open()
@@ -267,7 +270,7 @@ class Hdf5Store(Store):
 
     def _fail(self, error: BaseException, key: str | None) -> NoReturn:
         name = self._pipeline.writing or key
-        what = f"tensor {name!r}" if name else "sync"
+        what = repr(name) if name else "sync"
         reason = self._paged.error if self._paged is not None and self._paged.error is not None else error
         self._failed = f"{self.location}: {what} could not be written: {reason}; the file is as at its last sync"
         if self._paged is not None:

@@ -278,6 +278,13 @@ def test_groups(path: str) -> None:
         Hdf5Store(path, group="step7")
 
 
+def test_a_unit_is_there_from_the_start(path: str) -> None:
+    store = make(path, group="step0/rank")
+    with h5py.File(path, "r", locking=False) as file:
+        assert sorted(file["step0/rank"]) == ["documents", "tensors"]
+    store.close()
+
+
 def test_groups_of_a_foreign_file(path: str) -> None:
     with h5py.File(path, "w") as file:
         file.create_group("a/b/c/d/tensors")
@@ -509,3 +516,21 @@ def test_paged_file_is_a_file_whose_synced_part_stands_still(
     file.commit()
     file.close()
     assert path.read_bytes() == bytes(now)
+
+
+def test_threads_read_what_they_asked_for(path: str) -> None:
+    with make(path) as store:
+        for number in range(8):
+            store.put(f"op.{number}", np.full(20_000, number, np.float32), FLOAT32)
+    wrong: list[int] = []
+
+    def read(number: int) -> None:
+        wrong.extend(number for _ in range(60) if (store.get(f"op.{number}")[::50] != number).any())
+
+    with Hdf5Store(path) as store:
+        threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
