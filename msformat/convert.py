@@ -37,7 +37,7 @@ from msformat.errors import FormatError, MsformatError, StoreError
 from msformat.layout import UnitLocation, find_units
 from msformat.plan import Rewrite
 from msformat.stores.base import StoreOptions
-from msformat.stores.registry import open_store
+from msformat.stores.registry import open_store, store_class
 from msformat.units import UnitKey
 
 __all__ = ["ConvertOptions", "ConvertReport", "UnitReport", "convert"]
@@ -330,17 +330,18 @@ def _resume(
 ) -> list[UnitReport] | None:
     """Go on in a file that a killed run left; None (and the file gone) where it turns out to be damaged."""
     try:
-        reports = _fill(jobs, unfinished, options, progress)
+        strangers = set(store_class(jobs[0].destination.backend).groups(unfinished)) - {job.key.path for job in jobs}
+        if not strangers:
+            return _fill(jobs, unfinished, options, progress)
     except (MsformatError, OSError):
+        # Started again from nothing, so that a real fault of the destination comes up once more.
         remove_temporary(unfinished)
         return None
     except BaseException:
         remove_temporary(unfinished)
         raise
-    if any(unit.verified is False for unit in reports):
-        remove_temporary(unfinished)
-        return None
-    return reports
+    remove_temporary(unfinished)
+    return None
 
 
 def _write_whole(

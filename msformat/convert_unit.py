@@ -85,7 +85,8 @@ class UnitReport:
     seconds
         Wall time.
     verified
-        Whether every tensor and document read back as it was read from the source; None if that was not asked for.
+        Every tensor and document read back as it was read from the source; None if that was not asked for. What does
+        not read back is not kept.
     problems
         What is missing from the destination, by name.
     notes
@@ -158,7 +159,7 @@ def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None
         except BaseException:
             remove_temporary(temporary)
             raise
-    report.notes += [f"{os.path.join(directory, name)}: not ours, left where it is" for name in strangers]
+    report.notes += [f"{name}: not a file of a dump, kept" for name in strangers]
     return report
 
 
@@ -180,7 +181,9 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
         The file cannot be written. What is wrong with the source alone ends in the report.
     """
     started = time.perf_counter()
-    before, files_before = disk_usage(location)
+    # In a Zarr directory others may be writing their groups at the same time.
+    place = os.path.join(location, job.key.path) if job.destination.backend == "zarr" else location
+    before, files_before = disk_usage(place)
     try:
         source = _open_source(job.source)
     except (MsformatError, OSError) as error:
@@ -188,7 +191,7 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
     with source:
         plan = _plan(job, source)
         report = _write(job, source, plan, location, job.key.path, progress)
-    after, files_after = disk_usage(location)
+    after, files_after = disk_usage(place)
     report.bytes_out, report.files_out = after - before, files_after - files_before
     report.seconds = time.perf_counter() - started
     return report
@@ -226,7 +229,10 @@ def _write(
     notify = None if progress is None else lambda done: progress(name, min(done, total), total)
     backend = job.destination.backend
     with open_store(backend, location, mode="a", group=group, options=job.store_options) as target:
+        _check_strangers(target, plan)
         done = transfer(source, target, plan.tensors, notify)
+        if job.resume and done.conflicts:
+            raise StoreError(f"{location}: an earlier run wrote other content there")
         # The order of a finished dump: a document never names a tensor that is not safe.
         target.sync()
         for document, data in plan.documents.items():
@@ -234,11 +240,19 @@ def _write(
     report = _report_of(job, plan, done)
     if job.verify:
         faults = _verify(backend, location, group, plan.documents, done)
-        report.verified = not faults
-        report.problems += faults
+        if faults:
+            raise StoreError(f"does not read back as it was written: {'; '.join(faults[:5])} ({len(faults)} in all)")
+        report.verified = True
     if progress is not None:
         progress(name, total, total)
     return report
+
+
+def _check_strangers(target: Store, plan: UnitPlan) -> None:
+    """What an earlier run left must be part of what this one writes."""
+    wanted = {tensor.target for tensor in plan.tensors}
+    if not (wanted.issuperset(target.keys()) and set(plan.documents).issuperset(target.documents())):
+        raise StoreError(f"{target.location}: an earlier run left something else there")
 
 
 def _report_of(job: UnitJob, plan: UnitPlan, done: Transferred) -> UnitReport:

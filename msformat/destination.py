@@ -236,8 +236,7 @@ def remove_temporary(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
-        with contextlib.suppress(FileNotFoundError):
-            Path(path).unlink()
+        Path(path).unlink(missing_ok=True)
 
 
 def make_parents(path: str, root: str) -> None:
@@ -285,7 +284,7 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
     Returns
     -------
     list of str
-        Files that were not ours, relative to ``path``. They are still there.
+        Where the files now are that were not ours; nearly always where they were.
     """
     if not os.path.lexists(path):
         os.rename(temporary, path)
@@ -301,8 +300,9 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
     os.rename(path, aside)
     try:
         os.rename(temporary, path)
-    except OSError:
-        os.rename(aside, path)
+    except BaseException:
+        if not os.path.lexists(path):
+            os.rename(aside, path)
         raise
     fsync_directory(Path(path).parent)
     return _clear_aside(aside, path, documents)
@@ -311,21 +311,22 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
 def _clear_aside(aside: str, path: str, documents: Iterable[str]) -> list[str]:
     """Remove what is ours from a unit renamed aside; move strangers to where they were."""
     is_ours = _is_zarr_file if path.endswith(".zarr") else _UnitFiles(frozenset(documents))
-    strangers = list(_discard(aside, is_ours))
-    moved = [name for name in strangers if _move_back(Path(aside) / name, Path(path) / name)]
+    strangers = [_move_back(aside, path, name) for name in list(_discard(aside, is_ours))]
     for directory, _, _ in os.walk(aside, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(directory)
-    return moved
+    return strangers
 
 
-def _move_back(source: Path, target: Path) -> bool:
-    # A name that the new unit uses stays aside: neither of the two may be lost.
+def _move_back(aside: str, path: str, name: str) -> str:
+    """Move a stranger to where it was, and say where it is."""
+    source, target = os.path.join(aside, name), os.path.join(path, name)
     if os.path.lexists(target):
-        return False
-    target.parent.mkdir(parents=True, exist_ok=True)
+        # The new unit uses this name: neither of the two may be lost.
+        return source
+    os.makedirs(os.path.dirname(target), exist_ok=True)
     os.rename(source, target)
-    return True
+    return target
 
 
 def _discard(root: str, is_ours: Callable[[str], bool]) -> Iterator[str]:

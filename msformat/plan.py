@@ -6,7 +6,7 @@ rewritten entry by entry, unknown keys included.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -111,10 +111,10 @@ def plan_unit(store: Store, documents: Mapping[str, ReadOnlyBuffer], rewrite: Re
     name = next((name for name in ENTRY_DOCUMENTS if name in documents), None)
     dump = None if name is None else load_entries(documents[name], f"{store.location}: {name}", plan.problems)
     translator = _translator(dump, documents, rewrite, rank=rank, is_debug=name == "debug.json")
-    named = _plan_entries(plan, dump, store, rewrite, translator)
-    _plan_orphans(plan, store, named, rewrite)
+    names = _Names(rewrite, translator)
+    _plan_tensors(plan, dump, store, names)
     if name is not None and dump is not None and (translator or rewrite.suffix or rewrite.patterns):
-        plan.documents[name] = b"".join(encode_dump(dump.header, _rewritten(dump, rewrite, translator)))
+        plan.documents[name] = b"".join(encode_dump(dump.header, _rewritten(dump, names)))
     _plan_others(plan, dump, rewrite, translator)
     return plan
 
@@ -141,7 +141,7 @@ def _translator(
     if rewrite.dialect is None:
         return None
     stack = _quietly_parsed(documents.get("stack.json"))
-    items = ((key, dump.json(key)) for key in dump) if dump is not None else iter(())
+    items = _values(dump, []) if dump is not None else iter(())
     framework = dump.header.framework if dump is not None else ""
     source = detect_dialect(items, stack=stack, rank=rank, framework=framework, is_debug=is_debug)
     if source == rewrite.dialect:
@@ -172,21 +172,57 @@ def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
             pending.extend(reversed(node))
 
 
-def _plan_entries(
-    plan: UnitPlan, dump: DumpDocument | None, store: Store, rewrite: Rewrite, translator: Translator | None
-) -> set[str]:
-    """Plan the tensors that entries name; returns all names, of entries that are left out too."""
-    named: set[str] = set()
-    for key in dump or ():
-        keeps = rewrite.keeps(key)
+class _Names:
+    """New names of tensors. No two tensors get one name: where a new name is taken, the old one stays."""
+
+    def __init__(self, rewrite: Rewrite, translator: Translator | None) -> None:
+        self.rewrite = rewrite
+        self.translator = translator
+        self._targets: dict[str, str] = {}
+        self._taken: set[str] = set()
+
+    def target(self, name: str, entry: str | None) -> str:
+        """The new name of a tensor; the first entry that names it decides."""
+        if name not in self._targets:
+            moved = self.translator.data_name(name, entry) if self.translator and entry is not None else name
+            respelled = self.rewrite.respell(moved)
+            self._targets[name] = name if respelled in self._taken else respelled
+            self._taken.add(self._targets[name])
+        return self._targets[name]
+
+
+def _values(dump: DumpDocument, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """Entries that can be decoded."""
+    for key in dump:
+        try:
+            yield key, dump.json(key)
+        except FormatError as error:
+            problems.append(f"entry {key!r} cannot be read: {error}")
+
+
+def _plan_tensors(plan: UnitPlan, dump: DumpDocument | None, store: Store, names: _Names) -> None:
+    """Tensors that entries name, in document order, then those that none names."""
+    mentioned: set[str] = set()
+    planned: set[str] = set()
+    for key, value in _values(dump, plan.problems) if dump is not None else ():
+        keeps = names.rewrite.keeps(key)
         plan.entries += keeps
-        for node in tensor_references(dump.json(key) if dump is not None else None):
+        for node in tensor_references(value):
             name = node["data_name"]
-            if keeps and name not in named and _is_there(plan, store, key, name):
-                target = rewrite.respell(translator.data_name(name, key) if translator else name)
-                plan.tensors.append(PlannedTensor(name, target, node.get("dtype"), key, _declared_bytes(node)))
-            named.add(name)
-    return named
+            mentioned.add(name)
+            if keeps and name not in planned:
+                planned.add(name)
+                target = names.target(name, key)
+                if _is_there(plan, store, key, name):
+                    plan.tensors.append(PlannedTensor(name, target, _declared(node), key, _declared_bytes(node)))
+    for name in store.keys():  # noqa: SIM118 (a Store is no mapping)
+        if name not in mentioned and names.rewrite.keeps(name):
+            plan.tensors.append(PlannedTensor(name, names.target(name, None)))
+
+
+def _declared(node: Mapping[str, Any]) -> str | None:
+    dtype = node.get("dtype")
+    return dtype if isinstance(dtype, str) else None
 
 
 def _is_there(plan: UnitPlan, store: Store, key: str, name: str) -> bool:
@@ -201,7 +237,8 @@ def _is_there(plan: UnitPlan, store: Store, key: str, name: str) -> bool:
 
 
 def _declared_bytes(node: Mapping[str, Any]) -> int:
-    dtype = parse_dtype(node["dtype"]) if isinstance(node.get("dtype"), str) else None
+    spelling = _declared(node)
+    dtype = parse_dtype(spelling) if spelling is not None else None
     shape = node.get("shape")
     if dtype is None or not isinstance(shape, list):
         return 0
@@ -213,27 +250,17 @@ def _declared_bytes(node: Mapping[str, Any]) -> int:
     return count
 
 
-def _plan_orphans(plan: UnitPlan, store: Store, named: set[str], rewrite: Rewrite) -> None:
-    taken = {tensor.target for tensor in plan.tensors}
-    for name in store.keys():  # noqa: SIM118 (a Store is no mapping)
-        if name in named or not rewrite.keeps(name):
-            continue
-        target = rewrite.respell(name)
-        plan.tensors.append(PlannedTensor(name, name if target in taken else target))
-        taken.add(target)
-
-
 # --- documents -------------------------------------------------------------------------------------------------------
 
 
-def _rewritten(dump: DumpDocument, rewrite: Rewrite, translator: Translator | None) -> Iterator[tuple[str, Any]]:
-    for key in dump:
-        if not rewrite.keeps(key):
+def _rewritten(dump: DumpDocument, names: _Names) -> Iterator[tuple[str, Any]]:
+    translator = names.translator
+    # What cannot be decoded was named when tensors were planned.
+    for key, value in _values(dump, []):
+        if not names.rewrite.keeps(key):
             continue
-        value = dump.json(key)
         for node in tensor_references(value):
-            name = node["data_name"]
-            node["data_name"] = rewrite.respell(translator.data_name(name, key) if translator else name)
+            node["data_name"] = names.target(node["data_name"], key)
         yield (translator.key(key), translator.value(value)) if translator else (key, value)
 
 
@@ -294,8 +321,3 @@ def _kept_ancestor(child: str, construct: Mapping[str, Any], keeps: Callable[[st
         seen.add(parent)
         parent = construct.get(parent)
     return parent
-
-
-def unique(texts: Sequence[str]) -> list[str]:
-    """Texts without repetitions, in order."""
-    return list(dict.fromkeys(texts))

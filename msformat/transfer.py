@@ -37,12 +37,15 @@ class Transferred:
         Key in the target to the content digest of what was read from the source.
     nbytes
         Uncompressed bytes.
+    conflicts
+        How many keys held other content already.
     problems, notes
         Tensors that were skipped; tensors that are not quite what the document says.
     """
 
     digests: dict[str, str] = field(default_factory=dict)
     nbytes: int = 0
+    conflicts: int = 0
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -157,6 +160,7 @@ def _put(target: Store, item: _Read, done: Transferred) -> None:
     try:
         digest = target.put(item.tensor.target, bits, dtype, owned=True)
     except (KeyExistsError, DTypeError) as error:
+        done.conflicts += isinstance(error, KeyExistsError)
         done.problems.append(f"{label} was skipped: {error}")
         return
     done.digests[item.tensor.target] = digest
