@@ -218,7 +218,10 @@ def _decode_gzip(data: ReadOnlyBuffer, limit: int) -> ReadOnlyBuffer:
     while rest:
         member = zlib.decompressobj(31)
         # One byte more than allowed, because zlib reads a limit of 0 as none; that byte is the proof of too much.
-        part = member.decompress(rest, room + 1)
+        try:
+            part = member.decompress(rest, room + 1)
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
         room -= len(part)
         if room < 0:
             raise ValueError(f"gzip holds more than the {limit} bytes expected")

@@ -167,7 +167,7 @@ def read_log(data: ReadOnlyBuffer, where: str) -> tuple[dict[str, Place], int]:
             if number == len(lines) and not torn:
                 break
             raise CorruptJournalError(f"{where}: line {number} does not match its CRC-32")
-        places[found.key] = found
+        places[found.key] = Place(*msgspec.structs.astuple(found)[:-1])
         good += len(line) + 1
     return places, good
 
@@ -189,6 +189,11 @@ class IndexLog:
     path
         The log's file; made if absent.
 
+    Attributes
+    ----------
+    inherited
+        A writer that did not finish left the log.
+
     Raises
     ------
     StoreError
@@ -197,7 +202,8 @@ class IndexLog:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        open_lock = FileLock.claim if os.path.lexists(path) else FileLock.create
+        self.inherited = os.path.lexists(path)
+        open_lock = FileLock.claim if self.inherited else FileLock.create
         self._lock = open_lock(path, taken=_taken_message)
         self._length = 0
 

@@ -34,6 +34,7 @@ __all__ = [
     "load_array",
     "load_node",
     "node_name",
+    "old_zarr",
     "read_optional",
 ]
 
@@ -113,7 +114,7 @@ def document_node(name: str) -> str:
 def group_document(attributes: Mapping[str, Any] | None = None) -> bytes:
     """``zarr.json`` of a group."""
     node = {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes or {})}
-    return json.dumps(node, indent=1).encode()
+    return json.dumps(node, separators=(",", ":")).encode()
 
 
 def array_document(
@@ -159,7 +160,7 @@ def array_document(
         "codecs": [little, *([encoder.codec] if encoder.codec else [])],
         "attributes": dict(attributes),
     }
-    return json.dumps(node, indent=1).encode()
+    return json.dumps(node, separators=(",", ":")).encode()
 
 
 def _zero(dtype: np.dtype[Any]) -> Any:
@@ -243,6 +244,9 @@ def read_optional(fs: FileSystem, path: str, limit: int | None = None) -> bytes 
         Bigger than ``limit``, or not a regular file inside the store.
     """
     try:
+        # One byte too many is quickly read, but not of a file that may have a gigabyte.
+        if limit is not None and limit > _METADATA_LIMIT and fs.size(path) > limit:
+            raise UnsafeInputError(f"{fs.describe(path)}: bigger than {limit} bytes")
         data = fs.read(path, 0, None if limit is None else limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -262,18 +266,27 @@ def load_node(fs: FileSystem, node: str) -> dict[str, Any] | None:
     ------
     FormatError
         Not a JSON object of Zarr v3.
+    StoreError
+        Of another version of Zarr.
     """
     path = join(node, METADATA_NAME)
     data = read_optional(fs, path, _METADATA_LIMIT)
     if data is None:
         return None
     found = _parsed(data, fs.describe(path))
-    if found.get("zarr_format") != 3 or found.get("node_type") not in ("group", "array"):
-        raise FormatError(
-            f"{fs.describe(path)}: zarr_format {found.get('zarr_format')!r:.80} node_type "
-            f"{found.get('node_type')!r:.80} is no node of Zarr v3"
-        )
+    if found.get("zarr_format") != 3:
+        raise old_zarr(fs.describe(node), f"zarr_format {found.get('zarr_format')!r:.80}")
+    if found.get("node_type") not in ("group", "array"):
+        raise FormatError(f"{fs.describe(path)}: node_type {found.get('node_type')!r:.80} is no node of Zarr v3")
     return found
+
+
+def old_zarr(where: str, sign: str) -> StoreError:
+    """One clear message for stores of Zarr v2 and of the v3 draft that zarr 2.x wrote."""
+    return StoreError(
+        f"{where}: holds {sign}: a store of Zarr v2 or of the v3 draft; only Zarr v3 is read. "
+        "Rewrite it with zarr-python 3 (zarr_format=3)"
+    )
 
 
 def _parsed(data: ReadOnlyBuffer, where: str) -> dict[str, Any]:

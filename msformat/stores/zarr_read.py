@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -93,22 +93,27 @@ def read_region(
     shape = tuple(len(range(s.start, s.stop, s.step)) for s in slices)
     if 0 in shape:
         return np.empty(shape, meta.storage)
-    axes = [list(_parts(taken, chunk)) for taken, chunk in zip(slices, meta.chunks, strict=True)]
     reader = _Chunks(fs, node, meta, what, cache)
-    if all(len(parts) == 1 for parts in axes):
-        chunk = reader.read(tuple(parts[0].chunk for parts in axes))
-        return np.asarray(chunk[tuple(parts[0].inside for parts in axes)])
-    count = meta.storage.itemsize
-    for length in shape:
-        count *= length
-    if count > _TRUSTED_BYTES:
-        for parts in itertools.product(*axes):
-            reader.check(tuple(part.chunk for part in parts))
+    if all(s.start // chunk == (s.stop - 1) // chunk for s, chunk in zip(slices, meta.chunks, strict=True)):
+        only = next(_regions(slices, meta.chunks))
+        return np.asarray(reader.read(only)[tuple(part.inside for part in only)])
+    if math.prod(shape) * meta.storage.itemsize > _TRUSTED_BYTES:
+        for parts in _regions(slices, meta.chunks):
+            reader.check(parts)
     result = np.empty(shape, meta.storage)
-    for parts in itertools.product(*axes):
-        chunk = reader.read(tuple(part.chunk for part in parts))
-        result[tuple(part.result for part in parts)] = chunk[tuple(part.inside for part in parts)]
+    for parts in _regions(slices, meta.chunks):
+        result[tuple(part.result for part in parts)] = reader.read(parts)[tuple(part.inside for part in parts)]
     return result
+
+
+def _regions(slices: tuple[slice, ...], chunks: tuple[int, ...]) -> Iterator[tuple[_Part, ...]]:
+    """What each chunk gives. Lazy, unlike itertools.product: a stranger's grid may be endless."""
+    if not slices:
+        yield ()
+        return
+    for part in _parts(slices[0], chunks[0]):
+        for others in _regions(slices[1:], chunks[1:]):
+            yield (part, *others)
 
 
 def _parts(taken: slice, chunk: int) -> Iterator[_Part]:
@@ -133,8 +138,11 @@ class _Chunks:
     what: str
     cache: ChunkCache | None
 
-    def read(self, coordinates: tuple[int, ...]) -> NDArray[Any]:
-        path = join(self.node, self.meta.chunk_name(coordinates))
+    def _path(self, parts: tuple[_Part, ...]) -> str:
+        return join(self.node, self.meta.chunk_name(tuple(part.chunk for part in parts)))
+
+    def read(self, parts: tuple[_Part, ...]) -> NDArray[Any]:
+        path = self._path(parts)
         found = self.cache.get(path) if self.cache else None
         if found is not None:
             return found
@@ -150,9 +158,9 @@ class _Chunks:
             self.cache.put(path, chunk)
         return chunk
 
-    def check(self, coordinates: tuple[int, ...]) -> None:
+    def check(self, parts: tuple[_Part, ...]) -> None:
         """That the chunk's file can hold what it must, before room for the result is made."""
-        path = join(self.node, self.meta.chunk_name(coordinates))
+        path = self._path(parts)
         try:
             size = self.fs.size(path)
         except OSError as error:

@@ -13,7 +13,7 @@ from msformat.errors import StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, join
 from msformat.stores.base import Mode
 from msformat.stores.zarr_index import LOG_NAME, Place
-from msformat.stores.zarr_metadata import METADATA_NAME, group_document, is_hashed, load_array, load_node
+from msformat.stores.zarr_metadata import METADATA_NAME, group_document, is_hashed, load_array, load_node, old_zarr
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -111,7 +111,7 @@ def _layout(node: dict[str, Any]) -> int:
 
 
 def refuse_old_zarr(fs: FileSystem, node: str) -> None:
-    """One clear message for stores of Zarr v2 and of the v3 draft that zarr 2.x wrote.
+    """Look for what older versions of Zarr leave instead of ``zarr.json``.
 
     Raises
     ------
@@ -120,10 +120,7 @@ def refuse_old_zarr(fs: FileSystem, node: str) -> None:
     """
     for sign in _OLD_ZARR:
         if fs.kind(join(node, sign)) is not None:
-            raise StoreError(
-                f"{fs.describe(node)}: holds {sign}: a store of Zarr v2 or of the v3 draft; only Zarr v3 is read. "
-                "Rewrite it with zarr-python 3 (zarr_format=3)"
-            )
+            raise old_zarr(fs.describe(node), sign)
 
 
 def foreign_places(fs: FileSystem, group: str) -> dict[str, Place]:
