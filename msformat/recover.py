@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ def rebuild_from_orphans(unit: UnitLocation) -> RecoverReport:
 def _from_journal(unit: UnitLocation, journal: Journal, *, orphans: bool) -> RecoverReport:
     found = replay(journal.records)
     if found.header is None:
-        return _without_journal(unit, orphans=orphans)
+        return replace(_without_journal(unit, orphans=orphans), is_torn=journal.torn)
     report = RecoverReport(unit.key, "recovered", is_torn=journal.torn)
     report.problems.append(f"the writer stopped: {found.reason}" if found.reason else "the writer died")
     if journal.torn:

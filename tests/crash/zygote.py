@@ -77,7 +77,7 @@ def _run(request: dict[str, Any], report: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if request["how"] == "tear":
-        os.write = _tearing(write, request["when"])  # type: ignore[assignment]
+        os.write = _tearing(write, os.path.join(request["unit"], "journal.jsonl"), request["when"])  # type: ignore[assignment]
     progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.setprofile(count)
     with DumpWriter(request["unit"], HEADER, backend=request["backend"], sync_entries=1000) as writer:
@@ -92,13 +92,13 @@ def _run(request: dict[str, Any], report: int) -> None:
     os._exit(0)
 
 
-def _tearing(write: Callable[[int, Any], int], when: int) -> Callable[[int, Any], int]:
-    """Only the journal writes through ``os.write``."""
+def _tearing(write: Callable[[int, Any], int], journal: str, when: int) -> Callable[[int, Any], int]:
+    """``os.write``, until the n-th call for the journal: that one dies in the middle."""
     done = 0
 
     def torn(descriptor: int, data: Any) -> int:
         nonlocal done
-        done += 1
+        done += os.path.exists(journal) and os.path.samestat(os.fstat(descriptor), os.stat(journal))
         if done == when:
             write(descriptor, data[: max(1, len(data) * 2 // 3)])
             os.kill(os.getpid(), signal.SIGKILL)
