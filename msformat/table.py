@@ -75,7 +75,7 @@ class Table:
     def of_tensors(cls, tensors: Iterable[Tensor]) -> Table:
         """A row for each tensor."""
         rows = [_row_of(tensor) for tensor in tensors]
-        return cls({name: [row[at] for row in rows] for at, name in enumerate(COLUMNS)})
+        return cls(dict(zip(COLUMNS, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(COLUMNS, ()))
 
     @classmethod
     def concat(cls, tables: Sequence[Table]) -> Table:
@@ -182,7 +182,8 @@ class Table:
             text = io.TextIOWrapper(stream, encoding=encoding, errors="backslashreplace", newline="")
             writer = csv.writer(text)
             writer.writerow(self.columns)
-            writer.writerows([_cell(name, value) for name, value in row.items()] for row in self.rows())
+            cells = [_cells(name, column) for name, column in self._columns.items()]
+            writer.writerows(zip(*cells, strict=True))
             text.flush()
             text.detach()
 
@@ -191,9 +192,10 @@ class Table:
 
 
 def _row_of(tensor: Tensor) -> tuple[Any, ...]:
-    meta, key = tensor.meta, tensor.entry.unit.key
+    meta, unit = tensor.meta, tensor.entry.unit
     return (
-        key.path, key.step, key.rank, tensor.entry.key, tensor.slot, tensor.path, meta.type, meta.dtype, meta.shape,
+        unit.label, unit.key.step, unit.key.rank, tensor.entry.key, tensor.slot, tensor.path,
+        meta.type, meta.dtype, meta.shape,
         *_statistics(meta.stats), meta.digest, meta.data_name, meta.requires_grad,
     )  # fmt: skip
 
@@ -223,15 +225,20 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _cell(name: str, value: Any) -> Any:
-    """How CSV spells a value."""
+def _cells(name: str, column: NDArray[Any]) -> Iterable[Any]:
+    """How CSV spells a column. The csv module writes texts and ints as they are, and None as nothing."""
     if name == "shape":
-        return json.dumps(value)
-    if value is None:
-        return "null" if name in STATISTICS else ""
-    if isinstance(value, (bool, float)):
-        return json.dumps(value)
-    return value
+        return (f"[{', '.join(map(str, shape))}]" for shape in column)
+    if name in STATISTICS:
+        return map(_spelled, column)
+    return ("true" if value is True else "false" if value is False else value for value in column)
+
+
+def _spelled(value: Any) -> Any:
+    """A statistic as dump.json spells it; the csv module does so for finite floats."""
+    if type(value) is float and math.isfinite(value):
+        return value
+    return json.dumps(value) if value is None or isinstance(value, (bool, float)) else value
 
 
 def _backend(module: str, purpose: str) -> Any:

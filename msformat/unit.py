@@ -40,8 +40,10 @@ class Unit(Mapping[str, Entry]):
         Step, rank and branch.
     location
         Where it is kept.
+    label
+        The key as a path inside the dump: ``step0/rank3``.
     path
-        The same in words, for messages.
+        Where it is kept, in words, for messages.
 
     Examples
     --------
@@ -56,6 +58,7 @@ class Unit(Mapping[str, Entry]):
     def __init__(self, location: UnitLocation) -> None:
         self.location = location
         self.key: UnitKey = location.key
+        self.label = location.key.path
         self.path = f"{location.location}/{location.group}" if location.group else location.location
         self._store = Lazy(self._open, survives_fork=False)
         self._contents = Lazy(self._load, survives_fork=True)
@@ -257,7 +260,7 @@ class Unit(Mapping[str, Entry]):
         return Unit, (self.location,)
 
     def __repr__(self) -> str:
-        return f"<Unit {self.key.path or 'rank'} in {self.path!r} ({self.backend})>"
+        return f"<Unit {self.label} in {self.path!r} ({self.backend})>"
 
     __hash__ = object.__hash__
 
