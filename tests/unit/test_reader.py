@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
-import multiprocessing
-import pickle
-import shutil
-import threading
-import tracemalloc
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,72 +10,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
 
 import msformat
 from msformat import lazy
-from msformat.stores.registry import open_store
+from tests.unit.reader_dumps import RELU, VALUES, X, entries, record, write_tensor, write_unit
 
-RELU = "Functional.relu.0.forward"
-X = f"{RELU}.input.0.npy"
-VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-
-
-def record(array: np.ndarray, data_name: str | None = None, **more: Any) -> dict[str, Any]:
-    """A tensor record as msprobe writes it."""
-    found = {"type": "torch.Tensor", "dtype": f"torch.{array.dtype}", "shape": list(array.shape), **more}
-    return found if data_name is None else {**found, "data_name": data_name}
-
-
-def entries() -> dict[str, Any]:
-    """A relu with a kwarg and scalars."""
-    slots = {
-        "input_args": [record(VALUES, X, Max=23.0, Min=0.0, Mean=11.5, Norm=65.0), {"type": "int", "value": 3}, None],
-        "input_kwargs": {"inplace": {"type": "bool", "value": False}},
-        "is_recompute": False,
-        "output": [record(VALUES)],
-    }
-    return {RELU: slots}
-
-
-def write_unit(directory: Path, data: dict[str, Any], *, name: str = "dump.json", **header: Any) -> Path:
-    """A unit in the canonical layout."""
-    directory.mkdir(parents=True, exist_ok=True)
-    top = {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": None, **header, "data": data}
-    (directory / name).write_text(json.dumps(top, indent=1))
-    return directory
-
-
-def write_tensor(directory: Path, name: str, values: np.ndarray) -> None:
-    (directory / "dump_tensor_data").mkdir(exist_ok=True)
-    np.save(directory / "dump_tensor_data" / name, values)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """Two steps of two ranks."""
-    for step in (0, 1):
-        for rank in (2, 10):
-            unit = write_unit(tmp_path / "d" / f"step{step}" / f"rank{rank}", entries())
-            write_tensor(unit, X, VALUES)
-    return tmp_path / "d"
-
-
-@pytest.fixture(params=["files", "hdf5", "zarr"])
-def stored(request: pytest.FixtureRequest, tree: Path) -> Path:
-    """One unit in each store; documents and bits go in through the store's own writer."""
-    backend = request.param
-    source = tree / "step0" / "rank2"
-    if backend == "files":
-        return source
-    target = tree.parent / {"hdf5": "one.h5", "zarr": "one.zarr"}[backend]
-    with open_store(backend, str(target), mode="w", group="step0/rank2") as store:
-        store.put(X, VALUES, msformat.dtype_named("float32"))
-        store.put_document("dump.json", (source / "dump.json").read_bytes())
-    return target
-
-
-# --- a dump and its units --------------------------------------------------------------------------------------------
+# --- a dump and its units ---------------------------------------------------------------------------------------------
 
 
 def test_units_in_numeric_order(tree: Path) -> None:
@@ -163,7 +96,7 @@ def test_one_bad_unit_stops_no_other(tree: Path) -> None:
         assert len(dump.table()) == 6
 
 
-# --- entries ---------------------------------------------------------------------------------------------------------
+# --- entries ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_in_every_store(stored: Path) -> None:
@@ -294,7 +227,7 @@ def test_near_matches(tree: Path) -> None:
     assert 3 not in unit
 
 
-# --- no data ---------------------------------------------------------------------------------------------------------
+# --- no data ----------------------------------------------------------------------------------------------------------
 
 
 def test_why_there_are_no_data(tree: Path) -> None:
@@ -338,7 +271,7 @@ def test_names_that_lead_outside_are_no_data(tree: Path, name: str) -> None:
         x.numpy()
 
 
-# --- values against documents ----------------------------------------------------------------------------------------
+# --- values against documents -----------------------------------------------------------------------------------------
 
 
 def _mindspore_unit(directory: Path, values: np.ndarray) -> msformat.Tensor:
@@ -386,265 +319,3 @@ def test_without_notes_the_message_carries_it(monkeypatch: pytest.MonkeyPatch) -
         lazy.reading("e", "here"),
     ):
         raise msformat.StoreError("broken")
-
-
-# --- stacks and trees ------------------------------------------------------------------------------------------------
-
-
-def test_stack_and_tree(tmp_path: Path) -> None:
-    outer, inner = "Module.a.A.forward.0", "Module.a.b.B.forward.0"
-    directory = write_unit(tmp_path / "step0" / "rank", {inner: {}, outer: {}, "Module.a.A.parameters_grad": {}})
-    (directory / "stack.json").write_text(json.dumps({"0": [[outer, inner], ["File f, line 1"]]}))
-    (directory / "construct.json").write_text(json.dumps({inner: outer, outer: None, "Module.gone.G.forward.0": outer}))
-    unit = msformat.open(directory)[0]
-    assert unit.stack(inner) == unit[outer].stack == ("File f, line 1",)
-    assert unit.stack("Module.a.A.parameters_grad") is None
-    assert unit[inner].parent == outer
-    assert unit.children(outer) == (inner, "Module.gone.G.forward.0")
-    assert unit.children() == (outer, "Module.a.A.parameters_grad")
-    assert str(unit.tree()).splitlines() == [
-        "Module.a.A.forward.0",
-        "  Module.a.b.B.forward.0",
-        "  Module.gone.G.forward.0",
-        "Module.a.A.parameters_grad",
-    ]
-    assert [node.has_entry for node in unit.tree()] == [True, True, False, True]
-    assert len(unit.tree()) == 4
-    assert unit.problems == ()
-
-
-def test_a_tree_with_cycles_ends(tmp_path: Path) -> None:
-    directory = write_unit(tmp_path / "step0" / "rank", {"top": None})
-    (directory / "construct.json").write_text(json.dumps({"a": "b", "b": "c", "c": "a", "self": "self", "top": None}))
-    unit = msformat.open(directory)[0]
-    assert sorted(node.key for node in unit.tree()) == ["a", "b", "c", "self", "top"]
-    assert len(unit.problems) == 2
-
-
-def test_a_tree_5000_deep(tmp_path: Path) -> None:
-    directory = write_unit(tmp_path / "step0" / "rank", {})
-    (directory / "construct.json").write_text(
-        json.dumps({str(n): str(n + 1) if n < 5000 else None for n in range(5001)})
-    )
-    nodes = list(msformat.open(directory)[0].tree())
-    assert (nodes[0].key, nodes[-1].key, nodes[-1].depth) == ("5000", "0", 5000)
-
-
-@pytest.mark.parametrize("text", ["[]", '{"0": 5}', "null", "{", '{"a": [[1], 2]}'])
-def test_odd_stack_and_construct_are_left_out_and_said(tree: Path, text: str) -> None:
-    directory = tree / "step0" / "rank2"
-    for name in ("stack.json", "construct.json"):
-        (directory / name).write_text(text)
-    unit = msformat.open(directory)[0, 2]
-    assert len(unit.problems) == 2
-    with pytest.warns(UserWarning, match="call stacks left out"):
-        assert unit.stack(RELU) is None
-    with pytest.warns(UserWarning, match="call tree is left out"):
-        assert unit.parent(RELU) is None
-    with pytest.warns(UserWarning, match="call tree is left out"):
-        assert [node.key for node in unit.tree()] == [RELU]
-    assert unit[RELU].inputs[0].has_data
-
-
-# --- incomplete units ------------------------------------------------------------------------------------------------
-
-
-def test_a_truncated_document_is_salvaged(tree: Path) -> None:
-    path = tree / "step0" / "rank2" / "dump.json"
-    data = {**entries(), "Functional.relu.1.forward": entries()[RELU]}
-    write_unit(path.parent, data)
-    text = path.read_bytes()
-    path.write_bytes(text[: text.index(b"relu.1") + 200])
-    dump = msformat.open(tree)
-    unit = dump[0, 2]
-    assert list(unit) == [RELU]
-    assert not unit.complete
-    assert "1 complete entries" in (unit.incomplete_reason or "")
-    assert np.array_equal(unit[RELU].inputs[0].numpy(), VALUES)
-    assert len(dump.problems) == 1
-
-
-def _writer(directory: Path, backend: str = "files", **more: Any) -> msformat.DumpWriter:
-    return msformat.DumpWriter(directory, msformat.Header("tensor", "mix", "pytorch"), backend=backend, **more)
-
-
-@pytest.mark.parametrize("backend", ["files", "hdf5", "zarr"])
-def test_a_unit_whose_writer_died_opens_like_a_finished_one(tmp_path: Path, backend: str) -> None:
-    writer = _writer(tmp_path / "step0" / "rank3", backend)
-    writer.put_tensor(X, VALUES, msformat.dtype_named("float32"))
-    writer.put_entry(RELU, entries()[RELU])
-    writer.put_stack([RELU], ["File f, line 1"])
-    writer.put_parent(RELU, "Module.a.A.forward.0")
-    writer.commit()
-    live = msformat.open(tmp_path)[0, 3]
-    assert "being written" in (live.incomplete_reason or "")
-    writer.close()
-    unit = msformat.open(tmp_path)[0, 3]
-    assert list(unit) == [RELU]
-    assert not unit.complete
-    assert unit.incomplete_reason is not None
-    assert unit.header.framework == "pytorch"
-    assert unit.stack(RELU) == ("File f, line 1",)
-    assert unit.parent(RELU) == "Module.a.A.forward.0"
-    assert np.array_equal(unit[RELU].inputs[0].numpy(), VALUES)
-    assert unit.problems == (unit.incomplete_reason,)
-
-
-def test_a_journal_left_beside_a_finished_document(tmp_path: Path) -> None:
-    directory = tmp_path / "step0" / "rank3"
-    writer = _writer(directory)
-    writer.put_tensor(X, VALUES, msformat.dtype_named("float32"))
-    writer.put_entry(RELU, entries()[RELU])
-    writer.commit()
-    journal = (directory / "journal.jsonl").read_bytes()
-    writer.finish()
-    assert msformat.open(tmp_path)[0, 3].problems == ()
-    (directory / "journal.jsonl").write_bytes(journal)
-    unit = msformat.open(tmp_path)[0, 3]
-    assert unit.complete
-    assert len(unit.problems) == 1
-    assert "left over" in unit.problems[0]
-
-
-def test_a_journal_that_knows_more_than_the_document(tmp_path: Path) -> None:
-    writer = _writer(tmp_path / "step0" / "rank3", document="debug.json")
-    writer.put_entry("loss.0.debug", None)
-    writer.close()
-    write_unit(tmp_path / "step0" / "rank3", entries())
-    unit = msformat.open(tmp_path)[0, 3]
-    assert list(unit) == [RELU, "loss.0.debug"]
-    assert not unit.complete
-
-
-def test_a_container_that_died_before_its_first_byte(tmp_path: Path) -> None:
-    writer = _writer(tmp_path / "step0" / "rank3", "hdf5")
-    writer.put_tensor(X, VALUES, msformat.dtype_named("float32"))
-    writer.put_entry(RELU, entries()[RELU])
-    writer.commit()
-    writer.close()
-    for path in (tmp_path / "step0" / "rank3").glob("dump.h5"):
-        path.write_bytes(b"")
-    unit = msformat.open(tmp_path)[0, 3]
-    assert list(unit) == [RELU]
-    assert not unit.complete
-    with pytest.raises(msformat.StoreError):
-        unit[RELU].inputs[0].numpy()
-
-
-def test_a_damaged_journal_alone_is_an_error_that_names_it(tmp_path: Path) -> None:
-    directory = tmp_path / "step0" / "rank3"
-    directory.mkdir(parents=True)
-    (directory / "journal.jsonl").write_bytes(b"00000000 {}\n00000000 {}\n")
-    dump = msformat.open(tmp_path)
-    with pytest.raises(msformat.FormatError, match="journal"):
-        len(dump[0, 3])
-    assert len(dump.problems) == 1
-
-
-# --- processes and threads -------------------------------------------------------------------------------------------
-
-
-def _sum_of(tensor: msformat.Tensor) -> float:
-    return float(tensor.numpy().sum())
-
-
-def test_everything_pickles(stored: Path) -> None:
-    dump = msformat.open(stored)
-    x = dump[0, 2].tensor(X)
-    assert x.has_data
-    for again in (pickle.loads(pickle.dumps(dump))[0, 2].tensor(X), pickle.loads(pickle.dumps(x))):
-        assert np.array_equal(again.numpy(), VALUES)
-        assert (again.slot, again.path, again.entry.key) == (x.slot, x.path, x.entry.key)
-    assert len(pickle.dumps(dump[0, 2])) < 2000
-    assert pickle.loads(pickle.dumps(dump[0, 2][RELU])).inputs[0].shape == (2, 3, 4)
-
-
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
-@pytest.mark.timeout(60)
-def test_forked_workers_open_for_themselves(stored: Path) -> None:
-    x = msformat.open(stored)[0, 2].tensor(X)
-    assert _sum_of(x) == VALUES.sum()  # opened here, then forked
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about fork and threads
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            assert pool.map(_sum_of, [x] * 8) == [VALUES.sum()] * 8
-    assert _sum_of(x) == VALUES.sum()
-
-
-class _Slices(Dataset):  # type: ignore[type-arg]
-    def __init__(self, tensor: msformat.Tensor) -> None:
-        self.tensor = tensor
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.tensor.to_torch(np.unravel_index(index, (2, 3, 4)))  # type: ignore[no-any-return]
-
-
-@pytest.mark.timeout(60)
-def test_a_data_loader_with_two_workers(stored: Path) -> None:
-    x = msformat.open(stored)[0, 2].tensor(X)
-    assert x.has_data
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        batches = list(DataLoader(_Slices(x), batch_size=6, num_workers=2))
-    assert torch.equal(torch.cat(batches), torch.from_numpy(VALUES).reshape(-1))
-
-
-@pytest.mark.timeout(60)
-def test_many_threads_read_one_unit(stored: Path) -> None:
-    unit = msformat.open(stored)[0, 2]
-    barrier = threading.Barrier(8)
-
-    def read(number: int) -> bool:
-        barrier.wait()
-        return all(np.array_equal(unit[RELU].inputs[0][number % 2], VALUES[number % 2]) for _ in range(20))
-
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(read, range(8)))
-
-
-def test_a_value_is_made_once_for_all_threads() -> None:
-    made: list[int] = []
-    barrier = threading.Barrier(4)
-    value = lazy.Lazy(lambda: made.append(1) or len(made), survives_fork=False)
-
-    def use(_: int) -> Any:
-        barrier.wait()
-        return value.get()
-
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(use, range(4))) == {1}
-    assert value.take() == 1
-    assert value.get() == 2
-
-
-def test_a_unit_lives_as_long_as_its_tensors(tree: Path) -> None:
-    x = msformat.open(tree)[0, 2].tensor(X)
-    shutil.copytree(tree, tree.parent / "copy")
-    assert np.array_equal(x.numpy(), VALUES)
-
-
-# --- size ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_first_of_100_000_entries_costs_no_other(tmp_path: Path) -> None:
-    slots = json.dumps({"input_args": [record(VALUES, Max=1.0)] * 3, "input_kwargs": {}, "output": [record(VALUES)]})
-    keys = [f"Functional.some_long_name.{n}.forward" for n in range(100_000)]
-    directory = write_unit(tmp_path / "step0" / "rank", {})
-    text = '{"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": null, "data": {'
-    (directory / "dump.json").write_text(text + ",\n".join(f'"{key}": {slots}' for key in keys) + "}}")
-    size = (directory / "dump.json").stat().st_size
-    tracemalloc.start()
-    try:
-        unit = msformat.open(directory)[0]
-        assert unit[keys[0]].inputs[0].shape == (2, 3, 4)
-        peak = tracemalloc.get_traced_memory()[1]
-        with pytest.raises(msformat.EntryNotFoundError, match="near matches"):
-            unit["Functional.some_long_name.77777.forwrad"]
-    finally:
-        tracemalloc.stop()
-    assert size > 40_000_000
-    # Decoded, each of the 400,000 tensor records takes some hundred bytes of Python objects.
-    assert peak < 1.5 * size
