@@ -22,9 +22,10 @@ Any tensor, with zarr-python (3.0 or later) alone::
     if "array" in place:
         bits = unit[place["array"]][...]
     else:
-        bits = unit[place["pack"]][place["offset"]:].view(stored)[:prod(place["shape"])].reshape(place["shape"])
+        end = place["offset"] + prod(place["shape"]) * stored.itemsize
+        bits = unit[place["pack"]][place["offset"]:end].view(stored).reshape(place["shape"])
 
-where ``stored`` is ``place["dtype"]``, or the unsigned integer of that size for a type numpy does not have
+where ``stored`` is ``numpy.dtype(place["dtype"])``, or the unsigned integer of that size for a type numpy does not have
 (``bits.view(ml_dtypes.bfloat16)`` gives the values). Two keys with one place have equal content.
 
 A tensor above 64 KiB whose content no earlier key has is also plainly ``unit["tensors/<key>"]``.
@@ -173,6 +174,11 @@ class ZarrStore(Store):
         named = StoreError(f"{error.filename or path}: {error.strerror or error}")
         named.errno = error.errno
         return named
+
+    def _check_writable(self) -> None:
+        super()._check_writable()
+        if self._closed:
+            raise StoreError(f"{self._fs.describe(self.group)}: is closed")
 
     # --- putting ---------------------------------------------------------------------------------------------------
 

@@ -254,6 +254,8 @@ def read_optional(fs: FileSystem, path: str, limit: int | None = None) -> bytes 
         if isinstance(error.__cause__, FileNotFoundError):
             return None
         raise
+    except OSError as error:
+        raise StoreError(f"{fs.describe(path)}: {error.strerror or error}") from error
     if limit is not None and len(data) > limit:
         raise UnsafeInputError(f"{fs.describe(path)}: bigger than {limit} bytes")
     return data

@@ -27,8 +27,8 @@ def as_documented(unit: Any, place: dict[str, Any], dtype: DType) -> NDArray[Any
     if "array" in place:
         return np.asarray(unit[place["array"]][...])
     shape = dtype.stored_shape(tuple(place["shape"]))
-    packed = unit[place["pack"]][place["offset"] :]
-    return np.asarray(packed.view(dtype.storage)[: math.prod(shape)].reshape(shape))
+    end = place["offset"] + math.prod(shape) * dtype.storage.itemsize
+    return np.asarray(unit[place["pack"]][place["offset"] : end].view(dtype.storage).reshape(shape))
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,17 @@ def test_two_writers_are_refused(tmp_path: Path) -> None:
         assert "['x']" in found.stdout
 
 
+def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
+    store = open_at(tmp_path, "w")
+    store.put("x", small(1), FLOAT32)
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.put("y", small(2), FLOAT32)
+    with pytest.raises(StoreError, match="is closed"):
+        store.put_document("dump.json", b"{}")
+    assert store.get("x")[0] == 1
+
+
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
     open_at(tmp_path, "w").close()
     node = tmp_path / "d.zarr/zarr.json"
