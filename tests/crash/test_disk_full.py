@@ -44,7 +44,12 @@ def put(writer: DumpWriter, number: int, count: int) -> None:
     writer.put_entry(f"x.{number}.debug", record)
 
 
-def child(unit: str, backend: str) -> None:
+def put_words(writer: DumpWriter, number: int) -> None:
+    """An entry that fills the journal and no store."""
+    writer.put_entry(f"x.{number}.debug", {"type": "str", "value": "word " * 8192})
+
+
+def child(unit: str, backend: str, what: str) -> None:
     """Runs in a process of its own; prints what happened to it."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT))
@@ -53,23 +58,45 @@ def child(unit: str, backend: str) -> None:
     with DumpWriter(unit, HEADER, backend=backend, sync_entries=1) as writer:
         for number in range(8):
             try:
-                put(writer, number, LARGE if number == 4 else SMALL)
+                if what == "words":
+                    put_words(writer, number)
+                else:
+                    put(writer, number, LARGE if number == 4 else SMALL)
             except StoreError as error:
                 errors.append(str(error))
             trained += 1  # the user's training goes on
     print(json.dumps({"errors": errors, "trained": trained}))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_disk_full(tmp_path: Path, backend: str) -> None:
-    unit = tmp_path / "step0" / "rank"
-    command = [sys.executable, "-m", "tests.crash.test_disk_full", str(unit), backend]
+def run(unit: Path, backend: str, what: str) -> list[str]:
+    """The errors a writer's user was told of."""
+    command = [sys.executable, "-m", "tests.crash.test_disk_full", str(unit), backend, what]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     told = json.loads(done.stdout)
     assert told["trained"] == 8
-    first, *later = told["errors"]
+    errors: list[str] = told["errors"]
+    return errors
+
+
+def test_full_in_the_middle_of_the_journal(tmp_path: Path) -> None:
+    unit = tmp_path / "step0" / "rank"
+    first, *later = run(unit, "files", "words")
+    assert "cannot append to the journal" in first
+    assert "File too large" in first
+    assert len(later) == 1
+    found = read_journal(unit / "journal.jsonl")
+    # Half a record was cut off again, so that the reason could follow.
+    assert not found.torn
+    assert "File too large" in str(found.reason)
+    assert list(replay(found.records).entries) == [f"x.{number}.debug" for number in range(6)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disk_full(tmp_path: Path, backend: str) -> None:
+    unit = tmp_path / "step0" / "rank"
+    first, *later = run(unit, backend, "tensors")
     assert "x.4.debug" in first
     assert "File too large" in first
     assert len(later) == 3

@@ -77,7 +77,7 @@ def _run(request: dict[str, Any], report: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     if request["how"] == "tear":
-        os.write = _tearing(write, os.path.join(request["unit"], "journal.jsonl"), request["when"])  # type: ignore[assignment]
+        os.write = _tearing(write, os.path.join(request["unit"], "journal.jsonl"), request["when"])
     progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.setprofile(count)
     with DumpWriter(request["unit"], HEADER, backend=request["backend"], sync_entries=1000) as writer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,7 @@ def test_other_files_do_not_disturb(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # 3.12 warns if any library has a thread
 def test_a_forked_child_cannot_write(tmp_path: Path) -> None:
     writer = DumpWriter(tmp_path, HEADER, backend="hdf5")
     put(writer, step(1, 0))
@@ -297,10 +299,12 @@ def test_a_forked_child_cannot_write(tmp_path: Path) -> None:
 
 def test_many_threads_lose_nothing(tmp_path: Path) -> None:
     writer = DumpWriter(tmp_path, HEADER, backend="zarr", sync_entries=5)
-    threads = [
-        threading.Thread(target=lambda start=start: [put(writer, step(1, n)) for n in range(start, 40, 4)])
-        for start in range(4)
-    ]
+
+    def put_every_fourth(start: int) -> None:
+        for number in range(start, 40, 4):
+            put(writer, step(1, number))
+
+    threads = [threading.Thread(target=put_every_fourth, args=(start,)) for start in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -417,7 +421,13 @@ def test_a_dead_store_is_told_once(
     first = writer.finish if method == "put_document" else lambda: put(writer, step(1, 1))
     with pytest.raises(StoreError, match=error.args[-1]):
         first()
-    for call in (lambda: put(writer, step(1, 2)), writer.commit, writer.finish, lambda: writer.put_problem("x")):
+    calls: list[Callable[[], None]] = [
+        lambda: put(writer, step(1, 2)),
+        lambda: writer.put_problem("x"),
+        writer.commit,
+        writer.finish,
+    ]
+    for call in calls:
         with pytest.raises(StoreError, match="cannot be written any more: writing failed: "):
             call()
     writer.close()
