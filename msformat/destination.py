@@ -21,6 +21,7 @@ from msformat.errors import StoreError
 from msformat.filelock import FileLock
 from msformat.filesystem import is_url
 from msformat.layout import find_units
+from msformat.stores.hdf5_paged import side_path
 
 __all__ = [
     "Destination",
@@ -47,8 +48,10 @@ _TENSOR_DIRECTORY = "dump_tensor_data"
 # Paths in a .zarr directory that stores/zarr.py makes; arrays that other programs put elsewhere in it are strangers.
 _UNIT_GROUP = r"(?:(?:graph|pynative)/)?(?:step\d+/)?(?:(?:rank\d*|proc\d+)/)?"
 _ZARR_FILE = re.compile(
-    _UNIT_GROUP + r"(?:zarr\.json|index\.jsonl|(?:tensors|packs|documents)/(?:[^/]+/)?(?:zarr\.json|c|c/(?:\d+/)*\d+))"
+    _UNIT_GROUP + r"(?:zarr\.json|index\.jsonl|(?:tensors|packs|documents)/(?:[^/]+/)?"
+    r"(?:zarr\.json|c(?:[./]\d+)*|\d+(?:[./]\d+)*))"
 )
+_SIDE_FILE = Path(side_path("dump.h5")).name
 _SKELETON = re.compile(r"step\d+|rank\d*|proc\d+|graph|pynative")
 
 
@@ -236,6 +239,8 @@ def remove_temporary(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
+        # An HDF5 file whose writer died in the middle of a sync has a side file.
+        Path(side_path(path)).unlink(missing_ok=True)
         Path(path).unlink(missing_ok=True)
 
 
@@ -356,7 +361,7 @@ class _UnitFiles:
     def __call__(self, relative: str) -> bool:
         first, _, rest = relative.partition("/")
         if not rest:
-            return first in self._documents or first == "dump.h5"
+            return first in self._documents or first in ("dump.h5", _SIDE_FILE)
         if first == "dump.zarr":
             return _is_zarr_file(rest)
         return first == _TENSOR_DIRECTORY and rest.endswith((".pt", ".npy"))
