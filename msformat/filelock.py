@@ -25,9 +25,8 @@ else:
 
 __all__ = ["FileLock", "is_locked"]
 
-_FLAGS = os.O_RDWR | os.O_APPEND
-for _flag in ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK"):
-    _FLAGS |= getattr(os, _flag, 0)
+_OPTIONAL_FLAGS = ("O_CLOEXEC", "O_BINARY", "O_NOFOLLOW", "O_NONBLOCK")
+_FLAGS = os.O_RDWR | os.O_APPEND | sum(getattr(os, name, 0) for name in _OPTIONAL_FLAGS)
 
 
 class _TakenMessage(Protocol):
