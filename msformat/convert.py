@@ -31,6 +31,7 @@ from msformat.destination import (
     remove_leftovers,
     remove_temporary,
     resolve_destination,
+    sweep,
 )
 from msformat.dialect import DIALECTS, Dialect, translate_units
 from msformat.errors import FormatError, MsformatError, StoreError
@@ -330,6 +331,7 @@ def _resume(
 ) -> list[UnitReport] | None:
     """Go on in a file that a killed run left; None (and the file gone) where it turns out to be damaged."""
     try:
+        sweep(unfinished)
         strangers = set(store_class(jobs[0].destination.backend).groups(unfinished)) - {job.key.path for job in jobs}
         if not strangers:
             return _fill(jobs, unfinished, options, progress)

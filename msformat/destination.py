@@ -35,6 +35,7 @@ __all__ = [
     "remove_leftovers",
     "remove_temporary",
     "resolve_destination",
+    "sweep",
 ]
 
 _SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
@@ -211,8 +212,12 @@ def _taken(path: str, *, live: bool) -> str:
 
 def leftovers(path: str) -> list[str]:
     """Temporaries that an earlier, unfinished run left for ``path``, newest first; units renamed aside are not."""
-    prefix = Path(temporary_sibling(path)).name[:-12]
-    return _siblings(path, prefix)
+    return _siblings(path, _prefix(path))
+
+
+def _prefix(path: str) -> str:
+    """What the names of all temporaries for a path begin with."""
+    return Path(temporary_sibling(path)).name[:-12]
 
 
 def _siblings(path: str, prefix: str) -> list[str]:
@@ -228,8 +233,17 @@ def remove_leftovers(path: str, *, keep: str | None = None) -> None:
     for name in leftovers(path):
         if name != keep:
             remove_temporary(name)
-    for aside in _siblings(path, Path(temporary_sibling(path + _REPLACED)).name[:-12]):
+    for name in _half_made(path):
+        remove_temporary(name)
+    for aside in _siblings(path, _prefix(path + _REPLACED)):
         _clear_aside(aside, path, ())
+
+
+def _half_made(path: str) -> list[str]:
+    """Temporaries of temporaries: the store died while it made its file."""
+    directory = Path(path).parent
+    names = [item.name for item in directory.iterdir()] if directory.is_dir() else []
+    return [str(directory / name) for name in names if name.startswith("." + _prefix(path)) and is_temporary(name)]
 
 
 def remove_temporary(path: str) -> None:
@@ -242,6 +256,13 @@ def remove_temporary(path: str) -> None:
         # An HDF5 file whose writer died in the middle of a sync has a side file.
         Path(side_path(path)).unlink(missing_ok=True)
         Path(path).unlink(missing_ok=True)
+
+
+def sweep(path: str) -> None:
+    """Remove temporaries inside a temporary of ours that is to be continued. Links are not followed."""
+    for directory, _, names in os.walk(path):
+        for name in filter(is_temporary, names):
+            Path(directory, name).unlink(missing_ok=True)
 
 
 def make_parents(path: str, root: str) -> None:

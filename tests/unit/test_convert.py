@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,15 @@ def test_processes_give_the_same_as_one(tmp_path: Path, target: str) -> None:
         _done(back, tmp_path / "back")
         back = tmp_path / "back"
     assert tree_bytes(back) == tree_bytes(src)
+
+
+def test_an_executor_of_the_callers_runs_the_units(tmp_path: Path) -> None:
+    src = write_tree(tmp_path / "src", [f"step{step}/rank" for step in range(4)])
+    with ThreadPoolExecutor(2) as executor:
+        report = convert(src, tmp_path / "out", ConvertOptions(), executor=executor)
+        assert executor.submit(int).result() == 0
+    assert report.exit_code == 0
+    assert tree_bytes(tmp_path / "out") == tree_bytes(src)
 
 
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
