@@ -20,7 +20,7 @@ from msformat.stores.base import Store
 
 __all__ = ["Transferred", "transfer", "verify_transfer"]
 
-QUEUE_BYTES = 256 << 20
+QUEUE_BYTES = 64 << 20
 # What a bad file can raise on its way through a reader; anything else is a bug and ends the conversion.
 _BAD_TENSOR = (MsformatError, OSError, ValueError, KeyError, MemoryError)
 

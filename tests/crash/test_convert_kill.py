@@ -81,9 +81,9 @@ def test_killed_at_any_point(target: str, kill: Kill, tmp_path: Path) -> None:
             assert all(_is_unfinished(path.name) or path == dst for path in place.iterdir()), at
         else:
             for unit in _finished_units(dst):
-                report = verify(unit)
-                assert report.exit_code == 0, (at, report.as_json())
-                assert report.units[0].tensors == report.units[0].entries == 6
+                found = verify(unit)
+                assert found.exit_code == 0, (at, found.as_json())
+                assert found.units[0].tensors == found.units[0].entries == 6
             assert all(_is_unfinished(path.name) or path.name == "rank" for path in dst.glob("step*/*"))
         report = convert(src, dst, ConvertOptions(resume=True, **options))
         assert report.exit_code == 0, (at, report.as_json())

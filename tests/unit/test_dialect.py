@@ -185,7 +185,8 @@ def test_recomputed_calls_stay_marked_in_26() -> None:
 
 def test_documents_of_a_strange_shape_stay_as_they_are() -> None:
     there = Translator.over(["Module.a.B.parameters_grad.0"], "26", "8.1", is_debug=False)
-    for strange in ([], {}, 3, None, {"0": 5}, {"0": [["a"]]}, "x"):
+    documents: list[Any] = [[], {}, 3, None, {"0": 5}, {"0": [["a"]]}, "x"]
+    for strange in documents:
         assert there.stack(strange) == strange
     assert there.construct([1]) == [1]
     assert there.construct({"a": 3}) == {"a": 3}
