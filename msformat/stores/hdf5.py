@@ -44,12 +44,12 @@ from msformat.stores.hdf5_layout import (
     make_group,
     open_for_reading,
     open_for_writing,
-    read_region,
     tracks_order,
     utf8_names,
     write_attribute,
 )
 from msformat.stores.hdf5_paged import PagedFile
+from msformat.stores.hdf5_read import PackedChunks, packed_chunks, read_region
 
 __all__ = ["Hdf5Store"]
 
@@ -59,11 +59,12 @@ _NEAR_CANDIDATES = 2000
 
 
 class _Hdf5Tensor(StoredTensor):
-    __slots__ = ("_checked", "_digest", "_store")
+    __slots__ = ("_checked", "_digest", "_packed", "_store")
 
     def __init__(self, store: Hdf5Store, key: str, dtype: DType, shape: tuple[int, ...]) -> None:
         self._store = store
         self._checked = False
+        self._packed: PackedChunks | None = None
         self._digest: str | None = None
         super().__init__(key, dtype, shape)
 
@@ -84,8 +85,9 @@ class _Hdf5Tensor(StoredTensor):
         label = self._store._label(self.key)
         if not self._checked:
             guard.check_backing(dataset, self._store._file_size(), label)
+            self._packed = packed_chunks(dataset, self.dtype.storage)
             self._checked = True
-        return read_region(dataset, region, self.dtype, label)
+        return read_region(dataset, region, self.dtype, label, self._packed, self._store._pipeline)
 
 
 class Hdf5Store(Store):
@@ -99,7 +101,6 @@ class Hdf5Store(Store):
         super().__init__(os.fspath(location), mode=mode, group=group.strip("/"), options=options)
         guard.load_h5py()
         self._filter: ChunkFilter | None = choose_filter(parse_compression(self.options.compression))
-        self._pipeline = ChunkPipeline(self.options.threads)
         self._closed = False
         self._failed: str | None = None
         self._recent: tuple[str, Any] | None = None
@@ -113,6 +114,7 @@ class Hdf5Store(Store):
     def _open(self) -> None:
         self._pid = os.getpid()
         self._recent = None
+        self._pipeline = ChunkPipeline(self.options.threads)
         try:
             if self.mode == "r":
                 self._file, self._paged = open_for_reading(self.location)
@@ -362,7 +364,8 @@ class Hdf5Store(Store):
         if dtype is not _UINT8 or len(shape) != 1:
             raise StoreError(f"{label}: is no row of bytes")
         guard.check_backing(dataset, self._file_size(), label)
-        bits = read_region(dataset, Region((slice(0, shape[0], 1),), (slice(None),)), dtype, label)
+        whole = Region((slice(0, shape[0], 1),), (slice(None),))
+        bits = read_region(dataset, whole, dtype, label, packed_chunks(dataset, dtype.storage), self._pipeline)
         return bits.data.toreadonly()
 
     def documents(self) -> tuple[str, ...]:

@@ -29,9 +29,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.errors import StoreError
+from msformat.stores.base import ReadOnlyBuffer
 from msformat.stores.codecs import Compression
 
-__all__ = ["COMPACT_BELOW", "FILTER_FROM", "ChunkFilter", "ChunkPipeline", "choose_filter", "pieces"]
+__all__ = [
+    "COMPACT_BELOW",
+    "FILTER_FROM",
+    "UNPACK_ERRORS",
+    "ChunkFilter",
+    "ChunkPipeline",
+    "choose_filter",
+    "inflate",
+    "pieces",
+]
 
 # A chunk index node costs HDF5 about 3 KiB, so filters save nothing on less than this.
 FILTER_FROM = 16 << 10
@@ -115,22 +125,48 @@ def _plugin_filter(compression: Compression) -> ChunkFilter:
 
 
 def _deflate(data: memoryview, level: int) -> bytes:
-    if 1 <= level <= 3 and _isal_compress is not None:
-        return _isal_compress(data, level)
+    if 1 <= level <= 3 and _isal is not None:
+        return bytes(_isal.compress(data, level))
     return zlib.compress(data, level)
 
 
-def _find_isal() -> Callable[[memoryview, int], bytes] | None:
-    """ISA-L makes ordinary deflate streams about eight times as fast as zlib."""
+def inflate(data: ReadOnlyBuffer, size: int) -> bytes:
+    """Unpack a deflate stream that holds ``size`` bytes; what follows it is ignored, as HDF5 does.
+
+    Raises
+    ------
+    ValueError
+        It holds less.
+    OverflowError
+        It holds more, of which one byte was unpacked.
+    UNPACK_ERRORS
+        It is no such stream, or a damaged one.
+    """
+    stream = (_isal or zlib).decompressobj()
+    found: bytes = stream.decompress(data, size + 1)
+    if len(found) > size:
+        raise OverflowError(f"a chunk of {size} bytes unpacks to more")
+    if not stream.eof or len(found) < size:
+        raise ValueError(f"a chunk of {size} bytes ends after {len(found)}")
+    return found
+
+
+def _find_isal() -> Any | None:
+    """ISA-L packs ordinary deflate streams about eight times as fast as zlib, and unpacks them 1.6 times as fast."""
     try:
-        from isal import isal_zlib  # noqa: PLC0415 (optional: zlib does the same)
+        return import_module("isal.isal_zlib")
     except ImportError:
         return None
-    compress: Callable[[memoryview, int], bytes] = isal_zlib.compress
-    return compress
 
 
-_isal_compress = _find_isal()
+_isal = _find_isal()
+#: What a damaged stream raises.
+UNPACK_ERRORS: tuple[type[Exception], ...] = (
+    ValueError,
+    OverflowError,
+    zlib.error,
+    *((_isal.error,) if _isal is not None else ()),
+)
 
 
 def pieces(bits: NDArray[Any], chunk: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
@@ -161,7 +197,7 @@ class _Pending:
 
 
 class ChunkPipeline:
-    """Compresses in threads, and writes in the thread that calls, in the order of :meth:`add`.
+    """Compresses in threads, and writes in the thread that calls, in the order of :meth:`add`. Its threads unpack, too.
 
     Holds at most about 64 MiB of chunks that are not written yet.
 
@@ -172,8 +208,8 @@ class ChunkPipeline:
     """
 
     def __init__(self, threads: int) -> None:
-        self._threads = threads
-        self._executor: ThreadPoolExecutor | None = None
+        self.threads = threads
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="msformat-hdf5") if threads > 0 else None
         self._pending: deque[_Pending] = deque()
         self._size = 0
         #: Key whose chunk is being written, or could not be; "" between writes.
@@ -181,19 +217,21 @@ class ChunkPipeline:
 
     def add(self, key: str, pack: Callable[[], Packed], size: int, write: Callable[[Packed], None]) -> None:
         """Pack a chunk of ``size`` bytes soon, and hand the result to ``write`` in its turn."""
-        if self._threads <= 0:
+        if self._executor is None:
             self.writing = key
             write(pack())
             self.writing = ""
             return
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-hdf5")
         while self._pending and self._size + size > _PENDING_LIMIT:
             self._write_first()
         self._pending.append(_Pending(key, write, self._executor.submit(pack), size))
         self._size += size
         while self._pending and self._pending[0].packed.done():
             self._write_first()
+
+    def submit(self, job: Callable[[], None]) -> Future[None] | None:
+        """Have a thread do something; None, and nothing is done, where there is none."""
+        return None if self._executor is None else self._executor.submit(job)
 
     def _write_first(self) -> None:
         first = self._pending.popleft()

@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.atomic import fsync_directory, temporary_sibling
-from msformat.dtypes import DType
-from msformat.errors import CorruptTensorError, StoreError
+from msformat.errors import StoreError
 from msformat.filesystem import is_url, open_filesystem
-from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
@@ -25,7 +23,6 @@ __all__ = [
     "make_group",
     "open_for_reading",
     "open_for_writing",
-    "read_region",
     "tracks_order",
     "utf8_names",
     "write_attribute",
@@ -167,33 +164,3 @@ def write_attribute(dataset: Any, name: bytes, text: str) -> None:
     kind = h5py.h5t.py_create(value.dtype)
     attribute = h5py.h5a.create(dataset, name, kind, h5py.h5s.create(h5py.h5s.SCALAR))
     attribute.write(value, kind)
-
-
-def read_region(dataset: Any, region: Region, dtype: DType, label: str) -> NDArray[Any]:
-    """Stored bits of a region; of a chunked dataset only the chunks it touches are read.
-
-    Raises
-    ------
-    CorruptTensorError
-        HDF5 cannot read them: a chunk does not unpack, or the file ends too early.
-    """
-    h5py = guard.load_h5py()
-    bits: NDArray[Any] = np.empty(dtype.stored_shape(region.shape), dtype.storage)
-    if bits.size == 0:
-        return bits
-    memory = file = h5py.h5s.ALL
-    if dataset.shape and not region.covers(dataset.shape):
-        file = dataset.get_space()
-        slices = (*region.slices, *((slice(0, dtype.lanes, 1),) if dtype.lanes > 1 else ()))
-        file.select_hyperslab(tuple(s.start for s in slices), bits.shape, tuple(s.step for s in slices))
-        memory = h5py.h5s.create_simple(bits.shape)
-    try:
-        dataset.read(memory, file, bits, _memory_type(dtype.storage))
-    except (OSError, RuntimeError, ValueError, TypeError) as error:
-        raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
-    return bits
-
-
-@lru_cache(maxsize=64)
-def _memory_type(dtype: np.dtype[Any]) -> Any:
-    return guard.load_h5py().h5t.py_create(dtype)

@@ -261,12 +261,14 @@ class PagedFile(io.RawIOBase):
 
     def close(self) -> None:
         """Let go of the file and of its lock. Commits nothing."""
-        if not self._raw.closed:
+        # Finalizers close even what could not be opened, and then has no file.
+        raw: io.FileIO | None = self.__dict__.get("_raw")
+        if raw is not None and not raw.closed:
             # Unlocked by name: a forked child may still hold a copy of the descriptor, and with it the lock.
             if fcntl is not None and os.getpid() == self._pid:
                 with contextlib.suppress(OSError):
-                    fcntl.flock(self._raw.fileno(), fcntl.LOCK_UN)
-            self._raw.close()
+                    fcntl.flock(raw.fileno(), fcntl.LOCK_UN)
+            raw.close()
         super().close()
 
 

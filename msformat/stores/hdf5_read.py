@@ -1,0 +1,223 @@
+"""Reading datasets: runs of whole chunks are unpacked here, in threads; everything else is left to HDF5.
+
+HDF5 unpacks with zlib, one chunk after the other, in one thread of the process at a time. What :mod:`hdf5_chunks`
+wrote, and h5py's ``compression="gzip"`` with or without ``shuffle=True``, is fetched packed and unpacked with ISA-L.
+A packed chunk never yields more than its size; with HDF5 it grows as its writer pleases.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.dtypes import DType
+from msformat.errors import CorruptTensorError
+from msformat.selection import Region
+from msformat.stores import hdf5_guard as guard
+from msformat.stores.hdf5_chunks import UNPACK_ERRORS, ChunkPipeline, inflate
+
+__all__ = ["PackedChunks", "packed_chunks", "read_region"]
+
+_READ_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, TypeError, *UNPACK_ERRORS)
+
+# First element of the chunk, what is taken of it, where that goes; one each an axis.
+_Part: TypeAlias = "tuple[int, slice, slice]"
+
+
+class _LeftToHdf5(Exception):  # noqa: N818 (a way out, not an error)
+    """Only HDF5 can tell whether this chunk is packed at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChunks:
+    """Chunks that can be unpacked here.
+
+    Attributes
+    ----------
+    shape
+        Shape of a chunk.
+    itemsize
+        Bytes of an element.
+    shuffled
+        Whether shuffle is the first filter; deflate is the last.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    shuffled: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an unpacked chunk."""
+        return math.prod(self.shape) * self.itemsize
+
+    def open(self, raw: bytes, mask: int) -> NDArray[np.uint8]:
+        """Undo deflate, unless the mask says that it was skipped.
+
+        Raises
+        ------
+        UNPACK_ERRORS
+            It is no deflate stream, or a damaged one, or gives another number of bytes than a chunk has.
+        """
+        skipped = mask >> int(self.shuffled) & 1
+        data = raw if skipped else inflate(raw, self.nbytes)
+        if len(data) != self.nbytes:
+            raise ValueError(f"a chunk of {self.nbytes} bytes has {len(data)}")
+        return np.frombuffer(data, np.uint8)
+
+    def place(self, data: NDArray[np.uint8], mask: int, out: NDArray[np.uint8]) -> None:
+        """Undo shuffle on the way into ``out``, flat bytes of a chunk."""
+        if not self.shuffled or mask & 1:
+            out[:] = data
+            return
+        elements = out.reshape(-1, self.itemsize)
+        for number, plane in enumerate(data.reshape(self.itemsize, -1)):
+            elements[:, number] = plane
+
+
+def packed_chunks(dataset: Any, storage: np.dtype[Any]) -> PackedChunks | None:
+    """How a dataset's chunks are unpacked here; None where HDF5 has to do it.
+
+    Parameters
+    ----------
+    storage
+        Type of the array that is read; the dataset must hold exactly that.
+    """
+    h5py = guard.load_h5py()
+    plan = dataset.get_create_plist()
+    if plan.get_layout() != h5py.h5d.CHUNKED or not hasattr(dataset, "read_direct_chunk"):
+        return None
+    filters = [plan.get_filter(number) for number in range(plan.get_nfilters())]
+    shuffled = len(filters) == 2 and filters[0][0] == h5py.h5z.FILTER_SHUFFLE
+    if len(filters) != 1 + shuffled or filters[-1][0] != h5py.h5z.FILTER_DEFLATE:
+        return None
+    if shuffled and tuple(filters[0][2][:1]) != (storage.itemsize,):
+        return None
+    if not any(dataset.get_type() == kind for kind in _file_types(storage)):
+        return None
+    return PackedChunks(tuple(plan.get_chunk()), storage.itemsize, shuffled)
+
+
+@lru_cache(maxsize=64)
+def _file_types(storage: np.dtype[Any]) -> tuple[Any, Any]:
+    """HDF5 types whose values have the bits of ``storage``; they differ for bool and complex."""
+    h5py = guard.load_h5py()
+    return h5py.h5t.py_create(storage), h5py.h5t.py_create(storage, logical=True)
+
+
+def read_region(
+    dataset: Any,
+    region: Region,
+    dtype: DType,
+    label: str,
+    packed: PackedChunks | None = None,
+    pipeline: ChunkPipeline | None = None,
+) -> NDArray[Any]:
+    """Stored bits of a region; of a chunked dataset only the chunks it touches are read.
+
+    Parameters
+    ----------
+    dataset
+        One that passed :func:`msformat.stores.hdf5_guard.check_backing`.
+    packed
+        From :func:`packed_chunks`; None leaves all to HDF5.
+    pipeline
+        Whose threads help.
+
+    Raises
+    ------
+    CorruptTensorError
+        They cannot be read: a chunk does not unpack, or the file ends too early.
+    """
+    bits: NDArray[Any] = np.empty(dtype.stored_shape(region.shape), dtype.storage)
+    if bits.size == 0:
+        return bits
+    slices = (*region.slices, *((slice(0, dtype.lanes, 1),) if dtype.lanes > 1 else ()))
+    try:
+        if packed is None or not _takes_most(slices, dataset.shape, packed.shape):
+            _read_by_hdf5(dataset, slices, bits)
+            return bits
+        try:
+            _read_packed(dataset, slices, bits, packed, pipeline)
+        except _LeftToHdf5:
+            _read_by_hdf5(dataset, slices, bits)
+    except _READ_ERRORS as error:
+        raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
+    return bits
+
+
+def _read_by_hdf5(dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any]) -> None:
+    h5py = guard.load_h5py()
+    memory = file = h5py.h5s.ALL
+    if bits.shape != dataset.shape:
+        file = dataset.get_space()
+        file.select_hyperslab(tuple(s.start for s in slices), bits.shape, tuple(s.step for s in slices))
+        memory = h5py.h5s.create_simple(bits.shape)
+    dataset.read(memory, file, bits, _file_types(bits.dtype)[0])
+
+
+def _takes_most(slices: tuple[slice, ...], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+    """Whether at least half of what the touched chunks hold is wanted. For less, HDF5 keeps chunks it unpacked."""
+    touched = wanted = 1
+    for taken, length, part in zip(slices, shape, chunk, strict=True):
+        touched *= min(-(-taken.stop // part) * part, length) - taken.start // part * part
+        wanted *= len(range(taken.start, taken.stop, taken.step))
+    return 2 * wanted >= touched and all(taken.step == 1 for taken in slices)
+
+
+def _read_packed(
+    dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any], packed: PackedChunks, pipeline: ChunkPipeline | None
+) -> None:
+    """Fetch each chunk, and unpack it in a free thread, or here when all are busy."""
+    axes = [list(_cut(taken, part)) for taken, part in zip(slices, packed.shape, strict=True)]
+    threads = pipeline.threads if pipeline is not None and math.prod(map(len, axes)) > 1 else 0
+    running: deque[Future[None]] = deque()
+    for parts in itertools.product(*axes):
+        mask, raw = dataset.read_direct_chunk(tuple(start for start, _, _ in parts))
+        job: Callable[[], None] = partial(_unpack, packed, raw, mask, parts, bits, dataset.shape)
+        future = pipeline.submit(job) if pipeline is not None and len(running) < threads else None
+        if future is None:
+            job()
+        else:
+            running.append(future)
+        while running and running[0].done():
+            running.popleft().result()
+    for waited in running:
+        waited.result()
+
+
+def _cut(taken: slice, chunk: int) -> Iterator[_Part]:
+    """Cut one axis of a region at the borders of chunks."""
+    for start in range(taken.start // chunk * chunk, taken.stop, chunk):
+        first, last = max(taken.start, start), min(taken.stop, start + chunk)
+        yield start, slice(first - start, last - start), slice(first - taken.start, last - taken.start)
+
+
+def _unpack(
+    packed: PackedChunks, raw: bytes, mask: int, parts: tuple[_Part, ...], bits: NDArray[Any], shape: tuple[int, ...]
+) -> None:
+    """Unpack a chunk into its place in ``bits``."""
+    try:
+        data = packed.open(raw, mask)
+    except UNPACK_ERRORS as error:
+        sticks_out = any(p[0] + part > length for p, part, length in zip(parts, packed.shape, shape, strict=True))
+        # Newer files may keep chunks that stick out unpacked, without a word in their mask.
+        if sticks_out and len(raw) == packed.nbytes and not isinstance(error, OverflowError):
+            raise _LeftToHdf5 from error
+        raise
+    room = bits[tuple(result for _, _, result in parts)]
+    if room.shape == packed.shape and room.flags.c_contiguous:
+        packed.place(data, mask, room.reshape(-1).view(np.uint8))
+        return
+    whole = np.empty(packed.shape, bits.dtype)
+    packed.place(data, mask, whole.reshape(-1).view(np.uint8))
+    room[...] = whole[tuple(inside for _, inside, _ in parts)]
