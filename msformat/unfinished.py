@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
-from msformat.documents import DumpDocument, encode_dump, encode_stack
+from msformat.documents import DumpDocument
 from msformat.errors import FormatError, MsformatError
+from msformat.finish import Surroundings, finished_header, named_tensors, put_documents
 from msformat.journal import is_live, read_journal
-from msformat.jsontext import canonical
 from msformat.layout import UnitLocation
 from msformat.replay import Replayed, replay
 from msformat.schema import load_header
 from msformat.stores.base import ReadOnlyBuffer, Store
+from msformat.stores.memory import MemoryStore
 
 __all__ = ["replayed_documents", "unit_documents"]
 
@@ -86,10 +88,9 @@ def replayed_documents(found: Replayed, source: str) -> dict[str, ReadOnlyBuffer
     """
     if found.header is None:
         raise FormatError(f"{source}: the journal holds no whole header")
-    header = load_header(found.header)
-    documents: dict[str, ReadOnlyBuffer] = {}
-    if found.document_name == "dump.json":
-        documents["stack.json"] = encode_stack(found.stack_groups, "8.1")
-        documents["construct.json"] = canonical(found.parents)
-    documents[found.document_name] = b"".join(encode_dump(header, found.entries.items()))
-    return documents
+    made = MemoryStore(source)
+    has_tensors = any(True for value in found.entries.values() for _ in named_tensors(value))
+    header = finished_header(load_header(found.header), os.path.dirname(source), has_tensors=has_tensors)
+    around = Surroundings(found.stack_groups, found.parents)
+    put_documents(made, found.document_name, header, found.entries.items(), around)
+    return {name: made.get_document(name) or b"" for name in made.documents()}

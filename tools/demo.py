@@ -12,11 +12,10 @@ import time
 import zipfile
 from pathlib import Path
 
-from msformat.verify import verify
-
 from msformat.cli.output import bytes_text, print_table
 from msformat.convert import ConvertOptions, convert
 from msformat.usage import disk_usage
+from msformat.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "data" / "torch_8.1.0_mix_tensor.zip"

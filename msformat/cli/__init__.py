@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from msformat.cli import convert, inspect, maintain, table
-from msformat.cli.output import fix_encoding, problem
+from msformat.cli.output import fix_encoding, problem, spoken_warnings
 from msformat.errors import MsformatError
 
 __all__ = ["main"]
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        code: int = arguments.run(arguments)
+        with spoken_warnings() as said:
+            code: int = arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of our pipe (head, less) has seen enough. Python would complain again at exit.
@@ -51,7 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         problem("interrupted; what was finished stays, what was not is removed")
         return 130
+    except MemoryError:
+        problem("out of memory")
+        return 2
     except (MsformatError, OSError) as error:
         problem(str(error) or type(error).__name__)
         return 2
-    return code
+    # What was warned about is not as it should be, though something was shown.
+    return code or bool(said)

@@ -87,8 +87,12 @@ def _print_report(report: ConvertReport, *, dry_run: bool) -> None:
         right=("entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time"),
     )
     for unit in report.units:
+        for text in unit.notes:
+            problem(f"{unit.key}: note: {text}")
         for text in unit.problems:
             problem(f"{unit.key}: {text}")
+    for text in report.notes:
+        problem(f"note: {text}")
     for text in report.problems:
         problem(text)
 
@@ -96,6 +100,10 @@ def _print_report(report: ConvertReport, *, dry_run: bool) -> None:
 def _row(unit: Any) -> tuple[object, ...]:
     ratio = f"{unit.bytes_in / unit.bytes_out:.2f}" if unit.bytes_out else ""
     verified = {True: "yes", False: "NO", None: "not asked"}[unit.verified]
+    if unit.skipped:
+        verified = "there already"
+    elif unit.failed:
+        verified = "FAILED"
     return (
         str(unit.key),
         unit.entries,

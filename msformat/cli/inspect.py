@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.output import bytes_text, plain, print_json, print_table, problem
@@ -14,9 +13,11 @@ from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundErr
 if TYPE_CHECKING:
     from msformat import Dump, Entry, Tensor, Unit
 
-__all__ = ["add_commands", "add_unit_options", "chosen_units"]
+__all__ = ["BAD_UNIT", "add_commands", "add_unit_options", "for_each_unit"]
 
 _PREVIEW = 64
+# What ends the work on one unit; the others go on.
+BAD_UNIT = (MsformatError, OSError, MemoryError)
 
 
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
@@ -43,24 +44,46 @@ def add_commands(commands: Any) -> None:
     show.set_defaults(run=_show)
 
 
-def chosen_units(dump: Dump, arguments: argparse.Namespace) -> Iterator[tuple[Any, Unit | MsformatError]]:
-    """Units that the options ask for, each opened; one that cannot be is yielded as its error."""
-    for key in dump.units:
-        if arguments.steps is not None and key.step not in arguments.steps:
-            continue
-        if arguments.ranks is not None and not {key.rank, key.rank_number} & arguments.ranks:
-            continue
+def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[Any, Unit], bool | None]) -> int:
+    """Do something with each unit that the options ask for; one that cannot be read is named, and the rest goes on.
+
+    Returns
+    -------
+    int
+        The exit code: 0 all done, 1 done in part, 2 for none. An action that returns False found nothing in its unit,
+        which counts neither way.
+    """
+    chosen = [key for key in dump.units if _is_wanted(key, arguments)]
+    if not chosen:
+        there = ", ".join(map(str, dump.units[:8])) + (", …" if len(dump.units) > 8 else "")
+        problem(f"{arguments.path}: no unit matches; there are {there}")
+        return 2
+    done = failed = 0
+    for key in chosen:
         try:
-            yield key, dump.unit(key)
-        except MsformatError as error:
-            yield key, error
+            done += action(key, dump.unit(key)) is not False
+        except BrokenPipeError:
+            raise
+        except BAD_UNIT as error:
+            problem(f"{key}: {error}" if str(error) else f"{key}: {type(error).__name__}")
+            failed += 1
+    return (1 if failed else 0) if done else 2
+
+
+def _is_wanted(key: Any, arguments: argparse.Namespace) -> bool:
+    if arguments.steps is not None and key.step not in arguments.steps:
+        return False
+    return arguments.ranks is None or bool({key.rank, key.rank_number} & arguments.ranks)
 
 
 def _info(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
     dump = msformat.open(arguments.path)
-    rows = [_describe(key, unit) for key, unit in chosen_units(dump, arguments)]
+    rows: list[dict[str, Any]] = []
+    code = for_each_unit(dump, arguments, lambda key, unit: rows.append(_describe(key, unit)))
+    if not rows:
+        return code
     problems = [*dump.problems, *(text for row in rows for text in row.pop("problems"))]
     if arguments.json:
         print_json({"path": arguments.path, "units": rows, "problems": problems})
@@ -73,16 +96,11 @@ def _info(arguments: argparse.Namespace) -> int:
         print_table(columns, cells, right=("entries", "tensors", "bytes", "files"))
         for text in problems:
             problem(text)
-    if not rows:
-        problem(f"{arguments.path}: no unit matches; there are {', '.join(map(str, dump.units))}")
-        return 2
-    return 1 if problems or not all(row["complete"] == "yes" for row in rows) else 0
+    return 1 if problems or not all(row["complete"] == "yes" for row in rows) else code
 
 
-def _describe(key: Any, unit: Unit | MsformatError) -> dict[str, Any]:
+def _describe(key: Any, unit: Unit) -> dict[str, Any]:
     blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files"))
-    if isinstance(unit, MsformatError):
-        return {"unit": str(key), **blank, "complete": "unreadable", "problems": [str(unit)]}
     try:
         header = unit.header
         found = {
@@ -98,7 +116,7 @@ def _describe(key: Any, unit: Unit | MsformatError) -> dict[str, Any]:
             "complete": "yes" if unit.complete else f"no: {unit.incomplete_reason}",
             "problems": [f"{key}: {text}" for text in unit.problems],
         }
-    except MsformatError as error:
+    except BAD_UNIT as error:
         return {"unit": str(key), **blank, "complete": "unreadable", "problems": [f"{key}: {error}"]}
     return found
 
@@ -106,16 +124,10 @@ def _describe(key: Any, unit: Unit | MsformatError) -> dict[str, Any]:
 def _ls(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
-    dump = msformat.open(arguments.path)
-    code = 0
     listed: list[dict[str, Any]] = []
-    for key, unit in chosen_units(dump, arguments):
-        if isinstance(unit, MsformatError):
-            problem(f"{key}: {unit}")
-            code = 1
-            continue
-        rows = _tensor_rows(unit) if arguments.tensors else _entry_rows(unit)
-        for row in rows:
+
+    def list_unit(key: Any, unit: Unit) -> None:
+        for row in _tensor_rows(unit) if arguments.tensors else _entry_rows(unit):
             if arguments.filter not in row["name"]:
                 continue
             if arguments.json:
@@ -123,6 +135,8 @@ def _ls(arguments: argparse.Namespace) -> int:
             else:
                 # A plain line a name: this is what people pipe into grep.
                 print("\t".join([str(key), *(plain(str(value)) for value in row.values())]))
+
+    code = for_each_unit(msformat.open(arguments.path), arguments, list_unit)
     if arguments.json:
         print_json(listed)
     return code
@@ -144,24 +158,21 @@ def _tensor_rows(unit: Unit) -> Iterator[dict[str, Any]]:
 def _show(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
-    dump = msformat.open(arguments.path)
-    shown = 0
-    nearest: MsformatError | None = None
-    for key, unit in chosen_units(dump, arguments):
-        if isinstance(unit, MsformatError):
-            problem(f"{key}: {unit}")
-            continue
+    nearest: list[MsformatError] = []
+
+    def show_in(key: Any, unit: Unit) -> bool:
         try:
             found = _find(unit, arguments.name)
         except (EntryNotFoundError, TensorNotFoundError) as error:
-            nearest = nearest or error
-            continue
-        shown += 1
+            nearest.append(error)
+            return False
         _show_one(key, found, as_json=arguments.json)
-    if not shown:
-        problem(str(nearest) if nearest else f"{arguments.path}: no unit matches")
-        return 2
-    return 0
+        return True
+
+    code = for_each_unit(msformat.open(arguments.path), arguments, show_in)
+    if code == 2 and nearest:
+        problem(str(nearest[0]))
+    return code
 
 
 def _find(unit: Unit, name: str) -> Entry | Tensor:
@@ -235,7 +246,7 @@ def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _show_tensor(key: Any, tensor: Tensor, *, as_json: bool) -> None:
-    values = tensor[tuple(slice(0, _PREVIEW) for _ in tensor.shape)] if tensor.has_data else None
+    values = tensor[_corner(tensor.stored.shape)] if tensor.has_data else None
     if as_json:
         described = {
             "unit": str(key),
@@ -253,7 +264,18 @@ def _show_tensor(key: Any, tensor: Tensor, *, as_json: bool) -> None:
         import numpy as np  # noqa: PLC0415
 
         with np.printoptions(threshold=_PREVIEW, edgeitems=3, linewidth=120):
-            sys.stdout.write(f"{values}\n")
+            # A lone text is printed as it is, control characters and all.
+            print("\n".join(map(plain, f"{values}".split("\n"))))
+
+
+def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """The first values of each axis, few enough to look at whatever the number of axes."""
+    room = _PREVIEW * _PREVIEW
+    corner: list[slice] = []
+    for length in reversed(shape):
+        corner.insert(0, slice(0, min(_PREVIEW, max(1, room))))
+        room //= max(1, min(_PREVIEW, length))
+    return tuple(corner)
 
 
 def _short_cells(tensor: Tensor) -> tuple[object, ...]:

@@ -6,13 +6,25 @@ import io
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["bytes_text", "console", "fix_encoding", "plain", "print_json", "print_table", "problem", "seconds_text"]
+__all__ = [
+    "bytes_text",
+    "console",
+    "fix_encoding",
+    "plain",
+    "print_json",
+    "print_table",
+    "problem",
+    "seconds_text",
+    "spoken_warnings",
+]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -57,7 +69,8 @@ def _strict(value: Any) -> Any:
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
-    return value
+    # Element types that JSON lacks (complex, bytes, longdouble): as Python spells them.
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def print_table(
@@ -79,6 +92,22 @@ def print_table(
 def problem(text: str) -> None:
     """One line on standard error for something that went wrong while the rest goes on."""
     sys.stderr.write(f"msformat: {plain(text)}\n")
+
+
+@contextmanager
+def spoken_warnings() -> Iterator[list[str]]:
+    """Say what the reader warns about as :func:`problem` does, each text once; gives the texts said so far."""
+    said: list[str] = []
+
+    def say(message: Warning | str, category: type[Warning], *_: object) -> None:
+        if issubclass(category, UserWarning) and str(message) not in said:
+            said.append(str(message))
+            problem(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = say  # type: ignore[assignment]  # takes what it does not use as *_
+        yield said
 
 
 def bytes_text(count: int) -> str:

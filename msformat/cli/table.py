@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from msformat.cli.inspect import add_unit_options, chosen_units
-from msformat.cli.output import print_json, print_table, problem
-from msformat.errors import MsformatError
+from msformat.cli.inspect import add_unit_options, for_each_unit
+from msformat.cli.output import print_json, print_table
 
 __all__ = ["add_commands"]
 
@@ -29,20 +28,14 @@ def add_commands(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
-    dump = msformat.open(arguments.path)
-    code = 0
-    tables = []
-    for key, unit in chosen_units(dump, arguments):
-        try:
-            if isinstance(unit, MsformatError):
-                raise unit
-            tables.append(unit.table(filter=arguments.filter or None))
-        except MsformatError as error:
-            problem(f"{key}: {error}")
-            code = 1
+    tables: list[Any] = []
+    code = for_each_unit(
+        msformat.open(arguments.path),
+        arguments,
+        lambda _, unit: tables.append(unit.table(filter=arguments.filter or None)),
+    )
     if not tables:
-        problem(f"{arguments.path}: no unit to tabulate")
-        return 2
+        return code
     whole = msformat.Table.concat(tables)
     if arguments.csv:
         whole.to_csv(arguments.csv, bom=arguments.bom)
