@@ -117,7 +117,7 @@ def check_relation(src: str, destination: Destination) -> None:
     if is_url(src):
         return
     source = os.path.realpath(src)
-    if Path(source).name.endswith((".json", ".jsonl")):
+    if Path(source).name.endswith((".json", ".jsonl")) and not os.path.isdir(source):
         source = str(Path(source).parent)
     target = os.path.realpath(destination.path)
     if source == target or (os.path.exists(target) and os.path.exists(source) and os.path.samefile(source, target)):

@@ -16,6 +16,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 import msgspec
+import numpy as np
 
 from msformat.errors import FormatError, SchemaError, UnsafeInputError
 from msformat.model import MAX_DEPTH
@@ -40,6 +41,7 @@ Buffer: TypeAlias = "bytes | bytearray | memoryview"
 
 # Python's own limit (3.11 and later) is 4,300; 3.10 may have none and takes quadratic time.
 _MAX_DIGITS = 4300
+_TOO_MANY_DIGITS = 10**_MAX_DIGITS
 # Up to here a parser in C meets Python's recursion limit before the end of its stack.
 _SAFE_RECURSION = 10_000
 _CONSTANT = re.compile(rb"NaN|Infinity")
@@ -56,6 +58,8 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 def compact(obj: Any) -> bytes:
     """One line of ASCII without spaces; numbers spelled as in :func:`canonical`.
 
+    Scalars of numpy become Python's, and integers of more digits than readers take become their text in hexadecimal.
+
     Raises
     ------
     FormatError
@@ -66,7 +70,45 @@ def compact(obj: Any) -> bytes:
     except RecursionError as error:
         raise UnsafeInputError("containers lie too deep to be written as JSON") from error
     except (TypeError, ValueError) as error:
-        raise FormatError(f"cannot be written as JSON: {error}") from error
+        failure = error
+    try:
+        return _encode(_plain(obj)).encode("ascii")
+    except (TypeError, ValueError):
+        raise FormatError(f"cannot be written as JSON: {failure}") from failure
+
+
+def _plain(root: Any) -> Any:
+    """A copy of plain containers and values, without recursion; what is none stays for the encoder to refuse."""
+    top: list[Any] = [root]
+    pending: list[tuple[Any, Any]] = [(top, 0)]
+    seen: dict[int, Any] = {}
+    while pending:
+        parent, slot = pending.pop()
+        value = parent[slot]
+        # A container met before is the same again, so that one that holds itself still does and is refused.
+        if isinstance(value, (dict, list, tuple)):
+            new = seen.get(id(value))
+            if new is None:
+                if isinstance(value, dict):
+                    new = {_plain_leaf(key): child for key, child in value.items()}
+                else:
+                    new = list(value)
+                seen[id(value)] = new
+                pending.extend((new, at) for at in (new if isinstance(new, dict) else range(len(new))))
+            parent[slot] = new
+        else:
+            parent[slot] = _plain_leaf(value)
+    return top[0]
+
+
+def _plain_leaf(value: Any) -> Any:
+    if isinstance(value, np.floating):
+        return float(value)  # item() of a longdouble stays one
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, int) and abs(value) >= _TOO_MANY_DIGITS:
+        return hex(value)
+    return value
 
 
 def canonical(obj: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from msformat.dialect import Dialect, Translator, detect_dialect
 from msformat.documents import DumpDocument, encode_dump, salvage
 from msformat.dtypes import parse_dtype
-from msformat.errors import FormatError, MsformatError
+from msformat.errors import FormatError, MsformatError, TensorNotFoundError
 from msformat.jsontext import canonical, parse_json
 from msformat.stores.base import ReadOnlyBuffer, Store
 
@@ -204,6 +204,7 @@ def _plan_tensors(plan: UnitPlan, dump: DumpDocument | None, store: Store, names
     """Tensors that entries name, in document order, then those that none names."""
     mentioned: set[str] = set()
     planned: set[str] = set()
+    missing: list[tuple[str, str]] = []
     for key, value in _values(dump, plan.problems) if dump is not None else ():
         keeps = names.rewrite.keeps(key)
         plan.entries += keeps
@@ -213,11 +214,15 @@ def _plan_tensors(plan: UnitPlan, dump: DumpDocument | None, store: Store, names
             if keeps and name not in planned:
                 planned.add(name)
                 target = names.target(name, key)
-                if _is_there(plan, store, key, name):
+                if _is_there(store, name):
                     plan.tensors.append(PlannedTensor(name, target, _declared(node), key, _declared_bytes(node)))
-    for name in store.keys():  # noqa: SIM118 (a Store is no mapping)
+                else:
+                    missing.append((key, name))
+    there = list(store.keys())
+    for name in there:
         if name not in mentioned and names.rewrite.keeps(name):
             plan.tensors.append(PlannedTensor(name, names.target(name, None)))
+    plan.problems += _why_missing(store, missing, frozenset(there))
 
 
 def _declared(node: Mapping[str, Any]) -> str | None:
@@ -225,15 +230,26 @@ def _declared(node: Mapping[str, Any]) -> str | None:
     return dtype if isinstance(dtype, str) else None
 
 
-def _is_there(plan: UnitPlan, store: Store, key: str, name: str) -> bool:
+def _is_there(store: Store, name: str) -> bool:
     try:
-        if name in store:
-            return True
+        return name in store
+    except MsformatError:
+        return False
+
+
+def _why_missing(store: Store, missing: list[tuple[str, str]], there: frozenset[str]) -> Iterator[str]:
+    """A sentence a tensor that an entry names and the store will not give."""
+    for key, name in missing:
         why = "is missing"
-    except MsformatError as error:
-        why = f"is refused: {error}"
-    plan.problems.append(f"entry {key!r}: tensor {name!r} {why}")
-    return False
+        # Asking costs a look for near names: only for what lies there, and for what could be a path.
+        if name in there or "/" in name or "\\" in name:
+            try:
+                store.get(name)
+            except TensorNotFoundError:
+                pass
+            except (MsformatError, OSError) as error:
+                why = f"is refused: {error}"
+        yield f"entry {key!r}: tensor {name!r} {why}"
 
 
 def _declared_bytes(node: Mapping[str, Any]) -> int:

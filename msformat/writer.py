@@ -7,6 +7,7 @@ documents; the journal goes last. An entry in the journal therefore always has i
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -288,6 +289,7 @@ class DumpWriter:
             text = compact(value)
         except FormatError as error:
             raise FormatError(f"{source}: entry {key!r}: {error}") from error
+        _require_distinct_keys(value, f"{source}: entry {key!r}")
         # What is checked is what will be read again: JSON makes tuples arrays and keys strings.
         checked = parse_json(text, source)
         check_entry(key, checked, source)
@@ -335,6 +337,23 @@ class DumpWriter:
                 self._store.close()
         if self._journal is not None:
             self._journal.close()
+
+
+def _require_distinct_keys(root: Any, source: str) -> None:
+    """Refuse a dict whose keys become one in JSON (``3`` and ``"3"``): a value would be lost without a word."""
+    pending = [root]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            if not all(type(key) is str for key in value):
+                spelled = [
+                    json.dumps(key) if key is None or isinstance(key, (bool, float)) else str(key) for key in value
+                ]
+                if len(set(spelled)) < len(spelled):
+                    raise FormatError(f"{source}: keys {list(value)!r} are not distinct as text")
+            pending.extend(value.values())
+        elif isinstance(value, (list, tuple)):
+            pending.extend(value)
 
 
 def _require_texts(*values: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -70,6 +71,10 @@ def _make_group(fs: FileSystem, path: str, *, unit: bool) -> None:
         fsync_directory(os.path.dirname(directory))
     elif node["node_type"] != "group":
         raise StoreError(f"{directory}: is a Zarr array, not a group")
+    elif node.get("consolidated_metadata") is not None:
+        # zarr-python lists what stands there and nothing else, so what is added now would stay unseen.
+        kept = {name: value for name, value in node.items() if name != "consolidated_metadata"}
+        write_atomic(os.path.join(directory, METADATA_NAME), json.dumps(kept, indent=2).encode())
 
 
 def check_unit(fs: FileSystem, group: str) -> None:
