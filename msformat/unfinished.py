@@ -91,6 +91,8 @@ def replayed_documents(found: Replayed, source: str) -> dict[str, ReadOnlyBuffer
     made = MemoryStore(source)
     has_tensors = any(True for value in found.entries.values() for _ in named_tensors(value))
     header = finished_header(load_header(found.header), os.path.dirname(source), has_tensors=has_tensors)
-    around = Surroundings(found.stack_groups, found.parents)
+    # The documents will look like any other; the log is where they say how they came to be.
+    why = f"the writer stopped: {found.reason}" if found.reason else "the writer died, or is still writing"
+    around = Surroundings(found.stack_groups, found.parents, [*found.problems, why])
     put_documents(made, found.document_name, header, found.entries.items(), around)
     return {name: made.get_document(name) or b"" for name in made.documents()}

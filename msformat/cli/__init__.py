@@ -59,4 +59,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         problem(str(error) or type(error).__name__)
         return 2
     # What was warned about is not as it should be, though something was shown.
-    return code or bool(said)
+    return code or min(1, len(said))

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.output import bytes_text, plain, print_json, print_table, problem, seconds_text
-from msformat.cli.selectors import parse_ranks, parse_steps
+from msformat.cli.selectors import parse_name, parse_ranks, parse_steps
 
 if TYPE_CHECKING:
     from msformat.convert import ConvertReport
@@ -37,7 +37,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--dialect", choices=("1.2", "8.1", "26"), help="write names as that msprobe version does")
     parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
     parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
-    parser.add_argument("--filter", action="append", metavar="PATTERN", help="only entries that match (may repeat)")
+    parser.add_argument(
+        "--filter", type=parse_name, action="append", metavar="PATTERN", help="only entries that match (may repeat)"
+    )
     parser.add_argument("--compression", default="auto", metavar="CODEC", help="auto, none, gzip, zstd, lz4, blosc, …")
     parser.add_argument("--no-links", action="store_true", help="store equal tensors in full each time")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units converted at the same time (default 1)")

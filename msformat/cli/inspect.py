@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.output import bytes_text, plain, print_json, print_table, problem
-from msformat.cli.selectors import parse_ranks, parse_steps
+from msformat.cli.selectors import parse_name, parse_ranks, parse_steps
 from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
+from msformat.model import STATISTICS
 
 if TYPE_CHECKING:
-    from msformat import Dump, Entry, Tensor, Unit
+    from msformat import Dump, Entry, Stats, Tensor, Unit
 
-__all__ = ["BAD_UNIT", "add_commands", "add_unit_options", "for_each_unit"]
+__all__ = ["BAD_UNIT", "add_commands", "add_unit_options", "for_each_unit", "nothing_matches", "tell_incomplete"]
 
 _PREVIEW = 64
+_UNREADABLE = "unreadable"
 # What ends the work on one unit; the others go on.
 BAD_UNIT = (MsformatError, OSError, MemoryError)
 
@@ -36,11 +39,11 @@ def add_commands(commands: Any) -> None:
     listing = commands.add_parser("ls", help="list the entries (or tensors) of a dump")
     add_unit_options(listing)
     listing.add_argument("--tensors", action="store_true", help="a line a tensor instead of a line an entry")
-    listing.add_argument("--filter", default="", metavar="TEXT", help="only names that contain TEXT")
+    listing.add_argument("--filter", type=parse_name, default="", metavar="TEXT", help="only names that contain TEXT")
     listing.set_defaults(run=_ls)
     show = commands.add_parser("show", help="show one entry or one tensor whole")
     add_unit_options(show)
-    show.add_argument("name", metavar="ENTRY|TENSOR", help="an entry key or a data_name")
+    show.add_argument("name", type=parse_name, metavar="ENTRY|TENSOR", help="an entry key or a data_name")
     show.set_defaults(run=_show)
 
 
@@ -84,7 +87,8 @@ def _info(arguments: argparse.Namespace) -> int:
     code = for_each_unit(dump, arguments, lambda key, unit: rows.append(_describe(key, unit)))
     if not rows:
         return code
-    problems = [*dump.problems, *(text for row in rows for text in row.pop("problems"))]
+    # A problem of a unit is one of the dump, too.
+    problems = list(dict.fromkeys([*dump.problems, *(text for row in rows for text in row.pop("problems"))]))
     if arguments.json:
         print_json({"path": arguments.path, "units": rows, "problems": problems})
     else:
@@ -96,6 +100,8 @@ def _info(arguments: argparse.Namespace) -> int:
         print_table(columns, cells, right=("entries", "tensors", "bytes", "files"))
         for text in problems:
             problem(text)
+    if all(row["complete"] == _UNREADABLE for row in rows):
+        return 2
     return 1 if problems or not all(row["complete"] == "yes" for row in rows) else code
 
 
@@ -103,21 +109,26 @@ def _describe(key: Any, unit: Unit) -> dict[str, Any]:
     blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files"))
     try:
         header = unit.header
-        found = {
+        found: dict[str, Any] = {
             "unit": str(key),
             "store": unit.backend,
             "framework": header.framework,
             "level": header.level,
             "task": header.task,
             "entries": len(unit),
-            "tensors": sum(1 for _ in unit.store.keys()),  # noqa: SIM118 (a Store is no mapping)
+            "tensors": None,
             "bytes": unit.usage.bytes,
             "files": unit.usage.files,
             "complete": "yes" if unit.complete else f"no: {unit.incomplete_reason}",
             "problems": [f"{key}: {text}" for text in unit.problems],
         }
     except BAD_UNIT as error:
-        return {"unit": str(key), **blank, "complete": "unreadable", "problems": [f"{key}: {error}"]}
+        return {"unit": str(key), **blank, "complete": _UNREADABLE, "problems": [f"{key}: {error}"]}
+    try:
+        found["tensors"] = sum(1 for _ in unit.store.keys())  # noqa: SIM118 (a Store is no mapping)
+    except BAD_UNIT as error:
+        # Another process is writing it, for one; the journal has told the rest.
+        found["problems"].append(f"{key}: {error}")
     return found
 
 
@@ -125,11 +136,15 @@ def _ls(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
     listed: list[dict[str, Any]] = []
+    found = 0
 
     def list_unit(key: Any, unit: Unit) -> None:
+        nonlocal found
+        tell_incomplete(unit)
         for row in _tensor_rows(unit) if arguments.tensors else _entry_rows(unit):
             if arguments.filter not in row["name"]:
                 continue
+            found += 1
             if arguments.json:
                 listed.append({"unit": str(key), **row})
             else:
@@ -139,7 +154,21 @@ def _ls(arguments: argparse.Namespace) -> int:
     code = for_each_unit(msformat.open(arguments.path), arguments, list_unit)
     if arguments.json:
         print_json(listed)
-    return code
+    return code if found else nothing_matches(arguments, code)
+
+
+def tell_incomplete(unit: Unit) -> None:
+    """Warn that entries may be missing from a unit."""
+    if not unit.complete:
+        warnings.warn(f"{unit.key}: not complete: {unit.incomplete_reason}", stacklevel=2)
+
+
+def nothing_matches(arguments: argparse.Namespace, code: int) -> int:
+    """Say that a filter left nothing over; the exit code."""
+    if not arguments.filter:
+        return code
+    problem(f"{arguments.path}: nothing matches {arguments.filter!r}")
+    return max(code, 1)
 
 
 def _entry_rows(unit: Unit) -> Iterator[dict[str, Any]]:
@@ -166,6 +195,7 @@ def _show(arguments: argparse.Namespace) -> int:
         except (EntryNotFoundError, TensorNotFoundError) as error:
             nearest.append(error)
             return False
+        tell_incomplete(unit)
         _show_one(key, found, as_json=arguments.json)
         return True
 
@@ -206,6 +236,8 @@ def _show_entry(key: Any, entry: Entry, *, as_json: bool) -> None:
     print(plain(f"inside {entry.parent or 'nothing'}"))
     columns = ("slot", "path", "type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "data_name")
     print_table(columns, [_tensor_cells(tensor) for tensor in entry.tensors], right=("Max", "Min", "Mean", "Norm"))
+    if entry.json() is None:
+        print("null")
     for name, value in _scalars(entry.json()):
         print(plain(f"{name} = {value}"))
     if stack:
@@ -215,17 +247,23 @@ def _show_entry(key: Any, entry: Entry, *, as_json: bool) -> None:
 
 
 def _tensor_cells(tensor: Tensor) -> tuple[object, ...]:
-    stats = tensor.stats
-    numbers = (stats.max, stats.min, stats.mean, stats.norm) if stats else ("", "", "", "")
     return (
         tensor.slot,
         tensor.path,
         tensor.meta.type,
         tensor.dtype_name,
         list(tensor.shape),
-        *("null" if number is None else number for number in numbers),
+        *_numbers(tensor.stats),
         tensor.data_name or "",
     )
+
+
+def _numbers(stats: Stats | None) -> Iterator[object]:
+    """Statistics to look at: nothing where the document has none, ``null`` for null."""
+    for name in STATISTICS.values():
+        number = getattr(stats, name, None)
+        is_missing = stats is None or name in stats.absent
+        yield "" if is_missing else "null" if number is None else number
 
 
 def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

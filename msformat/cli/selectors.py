@@ -1,13 +1,19 @@
-"""Lists of steps and ranks as a person types them: ``0,2-4``, ``rank``, ``proc123``."""
+"""What a person types: lists of steps and ranks (``0,2-4``, ``rank``, ``proc123``), and names."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 
-__all__ = ["parse_ranks", "parse_steps"]
+__all__ = ["parse_name", "parse_ranks", "parse_steps"]
 
 _MOST = 1_000_000
+
+
+def parse_name(text: str) -> str:
+    """A name as it stands in documents, which are Unicode, also from a terminal whose locale is not (``LC_ALL=C``)."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
 
 
 def parse_steps(text: str) -> frozenset[int]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msformat.cli.inspect import add_unit_options, for_each_unit
+from msformat.cli.inspect import add_unit_options, for_each_unit, nothing_matches, tell_incomplete
 from msformat.cli.output import print_json, print_table
+from msformat.cli.selectors import parse_name
+
+if TYPE_CHECKING:
+    from msformat import Unit
 
 __all__ = ["add_commands"]
 
@@ -21,7 +25,9 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--csv", metavar="FILE", help="write CSV (UTF-8)")
     parser.add_argument("--bom", action="store_true", help="begin the CSV with a byte order mark, for Excel")
     parser.add_argument("--parquet", metavar="FILE", help="write Parquet (needs the extra 'table')")
-    parser.add_argument("--filter", default="", metavar="TEXT", help="only entries whose key contains TEXT")
+    parser.add_argument(
+        "--filter", type=parse_name, default="", metavar="TEXT", help="only entries whose key contains TEXT"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -29,11 +35,12 @@ def _run(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
     tables: list[Any] = []
-    code = for_each_unit(
-        msformat.open(arguments.path),
-        arguments,
-        lambda _, unit: tables.append(unit.table(filter=arguments.filter or None)),
-    )
+
+    def add_unit(_: Any, unit: Unit) -> None:
+        tell_incomplete(unit)
+        tables.append(unit.table(filter=arguments.filter or None))
+
+    code = for_each_unit(msformat.open(arguments.path), arguments, add_unit)
     if not tables:
         return code
     whole = msformat.Table.concat(tables)
@@ -44,11 +51,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(list(whole.rows()))
     elif not (arguments.csv or arguments.parquet):
-        print_table(_SHOWN, ([_cell(row[name]) for name in _SHOWN] for row in whole.rows()), right=_NUMBERS)
-    return code
+        cells = ([_cell(name, row[name]) for name in _SHOWN] for row in whole.rows())
+        print_table(_SHOWN, cells, right=_NUMBERS)
+    return code if len(whole) else nothing_matches(arguments, code)
 
 
-def _cell(value: Any) -> Any:
+def _cell(name: str, value: Any) -> Any:
     if value is None:
-        return ""
+        # A statistic that is null is not one that is missing.
+        return "null" if name in _NUMBERS else ""
     return f"{value:.6g}" if isinstance(value, float) else value
