@@ -137,7 +137,8 @@ class Table:
     def to_arrow(self) -> Any:
         """A ``pyarrow.Table``. Statistics are float64 where null is null and NaN is NaN.
 
-        A missing statistic is null too, and named in the row's list ``missing``.
+        A missing statistic is null too, and named in the row's list ``missing``; so is a shape beyond 64 bits, which no
+        tensor has, but a stranger may have written.
 
         Raises
         ------
@@ -146,8 +147,9 @@ class Table:
         """
         arrow = _backend("pyarrow", "Table.to_arrow()")
         arrays = {name: _arrow_array(arrow, name, column) for name, column in self._columns.items()}
-        statistics = {name: column for name, column in self._columns.items() if name in STATISTICS}
-        missing = [[name for name, column in statistics.items() if column[at] is MISSING] for at in range(len(self))]
+        missing = [
+            [name for name in ("shape", *STATISTICS) if name in row and _has_no_arrow(row[name])] for row in self.rows()
+        ]
         arrays["missing"] = arrow.array(missing, arrow.list_(arrow.string()))
         return arrow.table(arrays)
 
@@ -256,9 +258,15 @@ _ARROW_TYPES = {"step": "int64", "requires_grad": "bool_"}
 _KEPT_OBJECTS = (*STATISTICS, "shape", "requires_grad")
 
 
+def _has_no_arrow(value: Any) -> bool:
+    """Whether a statistic is missing, or a shape has an axis that no 64-bit integer counts."""
+    return value is MISSING or (isinstance(value, tuple) and any(length >= 1 << 63 for length in value))
+
+
 def _arrow_array(arrow: Any, name: str, column: NDArray[Any]) -> Any:
     if name == "shape":
-        return arrow.array([list(shape) for shape in column], arrow.list_(arrow.int64()))
+        shapes = [None if _has_no_arrow(shape) else list(shape) for shape in column]
+        return arrow.array(shapes, arrow.list_(arrow.int64()))
     if name in STATISTICS:
         return arrow.array([_number(value) for value in column], arrow.float64())
     if name in _ARROW_TYPES:

@@ -11,7 +11,7 @@ from typing import Any
 from msformat.contents import Contents, load_construct, load_contents, load_stack
 from msformat.documents import ConstructDocument
 from msformat.entries import Entry, Tensor
-from msformat.errors import EntryNotFoundError, StoreError, TensorNotFoundError
+from msformat.errors import EntryNotFoundError, FormatError, StoreError, TensorNotFoundError
 from msformat.layout import UnitKey, UnitLocation
 from msformat.lazy import Lazy, reading
 from msformat.model import Header
@@ -102,9 +102,23 @@ class Unit(Mapping[str, Entry]):
         return len(sources[0]) if len(sources) == 1 else sum(1 for _ in self)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor of the unit, entry by entry in the document's order; entries are let go as you move on."""
+        """Every tensor of the unit, entry by entry in the document's order; entries are let go as you move on.
+
+        An entry that cannot be decoded is left out with a warning.
+        """
+        return (tensor for entry in self._readable() for tensor in entry.tensors)
+
+    def _readable(self, part: str = "") -> Iterator[Entry]:
+        """Entries whose key contains ``part``, but for those that a stranger made unreadable."""
         for key in self:
-            yield from self[key].tensors
+            if part not in key:
+                continue
+            try:
+                entry = self[key]
+            except FormatError as error:
+                warnings.warn(f"left out: {error}", stacklevel=3)
+                continue
+            yield entry
 
     def tensor(self, data_name: str) -> Tensor:
         """The tensor that is stored under this name.
@@ -130,13 +144,14 @@ class Unit(Mapping[str, Entry]):
     def table(self, *, filter: str | None = None) -> Table:  # noqa: A002 (what it is called everywhere)
         """Statistics and shapes of every tensor, a row each; see :class:`msformat.Table`.
 
+        An entry that cannot be decoded is left out with a warning.
+
         Parameters
         ----------
         filter
             Only entries whose key contains this.
         """
-        entries = (self[key] for key in self if not filter or filter in key)
-        return Table.of_tensors(tensor for entry in entries for tensor in entry.tensors)
+        return Table.of_tensors(tensor for entry in self._readable(filter or "") for tensor in entry.tensors)
 
     # --- documents -------------------------------------------------------------------------------------------------
 

@@ -305,6 +305,9 @@ class ArrayWriter:
 
 
 def _grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[tuple[int, ...]]:
+    if 0 in shape:
+        # Another axis may be 2**60 long, and product() would count it all the same.
+        return []
     return list(itertools.product(*(range(-(-length // chunk)) for length, chunk in zip(shape, chunks, strict=True))))
 
 

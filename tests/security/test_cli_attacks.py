@@ -1,0 +1,157 @@
+"""The command line on dumps of strangers: one clear line for what is bad, the rest goes on, no terminal is driven."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msformat.cli import main
+from tests.small_dumps import HEADER, record, write_document, write_tree
+
+KEY = "Functional.relu.0.forward"
+NAME = f"{KEY}.output.0.npy"
+UNIT = "step0/rank"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    both = captured.out + captured.err
+    assert "Traceback" not in both
+    assert "Warning:" not in both
+    assert "\x1b" not in both
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "dump", ("step0/rank", "step1/rank", "step2/rank"))
+
+
+def rewrite(dump: Path, change: Any, unit: str = UNIT) -> None:
+    path = dump / unit / "dump.json"
+    document = json.loads(path.read_text())
+    change(document["data"])
+    write_document(path, document)
+
+
+@pytest.mark.parametrize("command", ["info", "ls", "ls --tensors", "ls --json", "table", "table --json", "show"])
+def test_one_garbage_unit_is_named_and_the_others_are_shown(
+    dump: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (dump / "step1/rank/dump.json").write_bytes(b"\x00garbage")
+    name, *options = command.split()
+    code, out, err = run(capsys, name, dump, *([KEY] if name == "show" else []), *options)
+    assert code == 1
+    assert "step1/rank" in err or "step1/rank: " in out
+    assert "step0/rank" in out
+    assert "step2/rank" in out
+
+
+@pytest.mark.parametrize("command", ["ls", "table", "show"])
+def test_nothing_usable_is_exit_code_2(dump: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    for document in dump.rglob("dump.json"):
+        document.write_bytes(b"[")
+    code, _, err = run(capsys, command, dump, *([KEY] if command == "show" else []))
+    assert code == 2
+    assert err.count("dump.json") >= 3
+
+
+@pytest.mark.parametrize("command", ["ls", "table", "show", "info"])
+def test_units_that_are_not_there_are_exit_code_2(dump: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, _, err = run(capsys, command, dump, *([KEY] if command == "show" else []), "--steps", "9")
+    assert code == 2
+    assert "step2/rank" in err
+
+
+def test_one_entry_that_cannot_be_decoded_is_named_and_the_others_are_shown(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dump / UNIT / "dump.json"
+    deep = "[" * 300 + "]" * 300
+    path.write_text(path.read_text().replace('"data": {', f'"data": {{\n  "Bad.entry.0.forward": {deep},', 1))
+    for arguments in (("ls", dump, "--tensors"), ("table", dump, "--csv", tmp_path / "t.csv"), ("show", dump, NAME)):
+        code, out, err = run(capsys, *arguments)
+        assert code == (0 if arguments[0] == "show" else 1)
+        assert arguments[0] == "show" or "Bad.entry.0.forward" in err
+        shown = (tmp_path / "t.csv").read_text() if arguments[0] == "table" else out
+        assert f"{UNIT}" in shown
+        assert KEY in shown
+
+
+@pytest.mark.parametrize("document", ["stack.json", "construct.json"])
+def test_what_the_reader_warns_about_is_one_line_and_exit_code_1(
+    dump: Path, capsys: pytest.CaptureFixture[str], document: str
+) -> None:
+    (dump / UNIT / document).write_text('{"\\u001b[31m": 7}')
+    code, out, err = run(capsys, "show", dump, KEY, "--json", "--steps", "0")
+    assert code == 1
+    assert json.loads(out)["entry"] == KEY
+    assert len(err.splitlines()) == 1
+    assert document in err
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1 + 2j, 3]), np.array([b"a", b"\x1b[31m"]), np.array(["a", "\x1b[31m\u202e"]), np.array("\x1b[31m"),
+        np.array([1, 2], np.longdouble), np.array(["2020-01-01"], "M8[s]"), np.zeros(2, "V4"),
+        np.zeros(2, [("a", "f4"), ("b", "U2")]), np.array([np.nan, np.inf]),
+    ],
+    ids=lambda array: array.dtype.str,
+)  # fmt: skip
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_values_of_any_type_are_shown(
+    dump: Path, capsys: pytest.CaptureFixture[str], array: Any, options: tuple[str, ...]
+) -> None:
+    np.save(dump / UNIT / "dump_tensor_data" / NAME, array)
+    code, out, err = run(capsys, "show", dump, NAME, "--steps", "0", *options)
+    assert code in (0, 1, 2)
+    assert out or err
+    assert "\u202e" not in out
+    if options and out:
+        assert json.loads(out)["values"] is not None
+
+
+def test_a_document_may_lie_about_the_number_of_axes(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(dump / UNIT / "dump_tensor_data" / NAME, np.float32(7))
+    code, out, _ = run(capsys, "show", dump, NAME, "--steps", "0", "--json")
+    assert code == 0
+    assert json.loads(out)["values"] == [7.0]
+
+
+def test_a_preview_stays_small_however_many_axes(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = (3, 1, 40, 5, 2, 7, 50)
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.save(dump / UNIT / "dump_tensor_data" / NAME, array)
+    code, out, _ = run(capsys, "show", dump, NAME, "--steps", "0", "--json")
+    assert code == 0
+    assert json.loads(out)["values"] == array.reshape(-1)[:64].tolist()
+
+
+def test_a_shape_beyond_64_bits_does_not_end_a_parquet_file(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow.parquet
+
+    rewrite(dump, lambda data: data[KEY]["output"][0].update(shape=[2**70, 2]))
+    assert run(capsys, "table", dump, "--parquet", tmp_path / "t.parquet")[0] == 0
+    rows = pyarrow.parquet.read_table(tmp_path / "t.parquet").to_pylist()
+    assert [row["shape"] for row in rows[:2]] == [None, [3, 4]]
+    assert [row["missing"] for row in rows[:2]] == [["shape"], []]
+
+
+def test_an_empty_tensor_with_an_endless_axis_is_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump = tmp_path / "dump"
+    data = dump / UNIT / "dump_tensor_data"
+    data.mkdir(parents=True)
+    np.save(data / NAME, np.empty((0, 2**60), np.float32))
+    entry = {"output": [record(np.empty((0, 2**60), np.float32), NAME)]}
+    write_document(dump / UNIT / "dump.json", {**HEADER, "data": {KEY: entry}})
+    for target in ("out.h5", "out.zarr", "out"):
+        assert run(capsys, "convert", dump, tmp_path / target)[0] == 0
+        assert run(capsys, "verify", tmp_path / target)[0] == 0
