@@ -73,7 +73,10 @@ def test_msprobe_finds_every_exported_tensor_equal(
     original = golden(name)
     msformat("convert", original, tmp_path / "stored", "--to", way)
     msformat("convert", tmp_path / "stored", tmp_path / "exported", "--to", "files")
-    for step in ("step0", "step1"):
+    # msprobe's own second step at L1 came out empty, which it refuses to compare.
+    steps = [step for step in ("step0", "step1") if (original / step / "rank" / "dump_tensor_data").is_dir()]
+    assert steps
+    for step in steps:
         rows = compare(peer_python, tmp_path / "exported" / step / "rank", original / step / "rank", tmp_path / step)
         assert len(saved_names(rows)) > 10
         for row in rows:
