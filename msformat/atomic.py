@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["atomic_file", "fsync_directory", "is_temporary", "temporary_sibling", "write_atomic"]
+__all__ = ["atomic_file", "fsync_directory", "is_temporary", "output_file", "temporary_sibling", "write_atomic"]
 
 # Everything of ours that is not finished carries this in its name, so that clean-up never touches a stranger's file.
 _MARK = ".msformat-partial-"
@@ -61,6 +61,17 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
         raise
     if fsync:
         fsync_directory(Path(path).parent)
+
+
+@contextlib.contextmanager
+def output_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open what a user named for writing: :func:`atomic_file`, but a device or pipe is written into, never replaced."""
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        with Path(path).open("wb") as stream:
+            yield stream
+        return
+    with atomic_file(path, fsync=False) as stream:
+        yield stream
 
 
 def write_atomic(

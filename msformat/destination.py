@@ -90,8 +90,10 @@ def resolve_destination(dst: str, to: str | None) -> Destination:
     Raises
     ------
     StoreError
-        A URL, or a suffix that contradicts ``to``.
+        A URL, nothing at all, or a suffix that contradicts ``to``.
     """
+    if not dst:
+        raise StoreError("the destination has no name")
     if is_url(dst):
         raise StoreError(f"{dst}: converting to a URL is not supported; convert to a local path and copy that")
     trimmed = dst.rstrip("/") or "/"
@@ -114,7 +116,7 @@ def check_relation(src: str, destination: Destination) -> None:
     StoreError
         Writing there could destroy what is being read.
     """
-    if is_url(src):
+    if is_url(src) or not src:
         return
     source = os.path.realpath(src)
     if Path(source).name.endswith((".json", ".jsonl")) and not os.path.isdir(source):

@@ -6,16 +6,18 @@ refused; so is anything that is not a regular file (a FIFO would hang the reader
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
-from msformat.errors import BackendMissingError, StoreError, UnsafeInputError
+from msformat.errors import BackendMissingError, MsformatError, StoreError, UnsafeInputError
 
 __all__ = ["FileSystem", "Item", "Kind", "LocalFileSystem", "is_url", "join", "open_filesystem"]
 
@@ -54,6 +56,9 @@ class FileSystem(Protocol):
     def open(self, path: str) -> BinaryIO:
         """A seekable stream over a regular file."""
 
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """Equal for all names of one file; None where that cannot be told."""
+
     def describe(self, path: str) -> str:
         """The path as a person knows it, for messages."""
 
@@ -82,6 +87,8 @@ def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem
     ------
     BackendMissingError
         A URL, but fsspec is not installed.
+    StoreError
+        fsspec cannot open this kind of URL; says what it lacks.
     """
     if location.startswith("file://"):
         return LocalFileSystem(location.removeprefix("file://"), boundary=boundary)
@@ -91,7 +98,8 @@ def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem
         import fsspec  # noqa: PLC0415 (optional: only URLs need it)
     except ImportError as error:
         raise BackendMissingError("fsspec", "remote", f"opening {location}") from error
-    remote, path = fsspec.core.url_to_fs(location)
+    with _remote_errors(location):
+        remote, path = fsspec.core.url_to_fs(location)
     return _FsspecFileSystem(remote, path.rstrip("/"), location.rstrip("/"))
 
 
@@ -134,10 +142,19 @@ class LocalFileSystem:
             raise UnsafeInputError(f"{full}: is a link that leads outside {self.boundary}")
 
     def _full(self, path: str) -> str:
-        return self.describe(_checked(path, self.root))
+        full = self.describe(_checked(path, self.root))
+        try:
+            os.fsencode(full)
+        except UnicodeEncodeError:
+            # JSON may hold lone surrogates, which no file name can.
+            raise FileNotFoundError(errno.ENOENT, "no file can have this name", full) from None
+        return full
 
     def kind(self, path: str) -> Kind | None:
-        full = self._full(path)
+        try:
+            full = self._full(path)
+        except FileNotFoundError:
+            return None
         try:
             found = os.stat(full)
         except (OSError, ValueError):
@@ -180,6 +197,13 @@ class LocalFileSystem:
         with self.open(path) as stream:
             return os.fstat(stream.fileno()).st_size
 
+    def identity(self, path: str) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._full(path))
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino) if found.st_ino else None
+
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self.open(path) as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -213,6 +237,17 @@ def _kind_of(mode: int) -> Kind:
     return "directory" if stat.S_ISDIR(mode) else "special"
 
 
+@contextmanager
+def _remote_errors(where: str) -> Iterator[None]:
+    """What a library of fsspec's raises (botocore, aiohttp, paramiko, …), as one error that names the place."""
+    try:
+        yield
+    except (FileNotFoundError, MsformatError):
+        raise
+    except Exception as error:
+        raise StoreError(f"{where}: {type(error).__name__}: {error}") from error
+
+
 class _FsspecFileSystem:
     """Anything fsspec knows. Read only; there are no links to follow out of an object store."""
 
@@ -229,14 +264,16 @@ class _FsspecFileSystem:
 
     def kind(self, path: str) -> Kind | None:
         try:
-            found = self._remote.info(self._full(path))
+            with _remote_errors(self.describe(path)):
+                found = self._remote.info(self._full(path))
         except FileNotFoundError:
             return None
         return "directory" if found["type"] == "directory" else "file"
 
     def list(self, path: str) -> list[Item]:
         full = self._full(path)
-        found = self._remote.ls(full, detail=True)
+        with _remote_errors(self.describe(path)):
+            found = self._remote.ls(full, detail=True)
         items = [
             Item(
                 Path(entry["name"].rstrip("/")).name,
@@ -249,18 +286,21 @@ class _FsspecFileSystem:
         return [item for item in items if item.name]
 
     def size(self, path: str) -> int:
-        return int(self._remote.size(self._full(path)) or 0)
+        with _remote_errors(self.describe(path)):
+            return int(self._remote.size(self._full(path)) or 0)
+
+    def identity(self, path: str) -> tuple[int, int] | None:  # noqa: ARG002 (objects have one name each)
+        return None
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         end = None if length is None else start + length
-        try:
+        with _remote_errors(self.describe(path)):
             return bytes(self._remote.cat_file(self._full(path), start=start, end=end))
-        except OSError as error:
-            raise StoreError(f"{self.describe(path)}: {error}") from error
 
     def map(self, path: str) -> bytes | memoryview:
         return self.read(path)
 
     def open(self, path: str) -> BinaryIO:
-        stream: BinaryIO = self._remote.open(self._full(path), "rb")
+        with _remote_errors(self.describe(path)):
+            stream: BinaryIO = self._remote.open(self._full(path), "rb")
         return stream

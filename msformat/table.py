@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.atomic import atomic_file
+from msformat.atomic import output_file
 from msformat.errors import BackendMissingError
 from msformat.model import STATISTICS
 
@@ -154,7 +154,7 @@ class Table:
         return arrow.table(arrays)
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`to_arrow` as a Parquet file, whole or not at all.
+        """Write :meth:`to_arrow` as a Parquet file, whole or not at all. A device or pipe is written into.
 
         Raises
         ------
@@ -163,11 +163,11 @@ class Table:
         """
         table = self.to_arrow()
         parquet = _backend("pyarrow.parquet", "Table.to_parquet()")
-        with atomic_file(path, fsync=False) as stream:
+        with output_file(path) as stream:
             parquet.write_table(table, stream)
 
     def to_csv(self, path: str | os.PathLike[str], *, bom: bool = False) -> None:
-        """Write a CSV file in UTF-8, whole or not at all.
+        """Write a CSV file in UTF-8, whole or not at all. A device or pipe is written into.
 
         Numbers are spelled as in dump.json (``NaN``, ``Infinity``), null is ``null``, missing is an empty cell.
 
@@ -179,7 +179,7 @@ class Table:
             Begin with a byte order mark, without which Excel on Windows takes UTF-8 for something else.
         """
         encoding = "utf-8-sig" if bom else "utf-8"
-        with atomic_file(path, fsync=False) as stream:
+        with output_file(path) as stream:
             # backslashreplace: a lone surrogate in a name from JSON has no UTF-8 form.
             text = io.TextIOWrapper(stream, encoding=encoding, errors="backslashreplace", newline="")
             writer = csv.writer(text)

@@ -27,6 +27,7 @@ __all__ = [
     "spoken_warnings",
 ]
 
+_LONGEST = 2000
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -92,7 +93,9 @@ def print_table(
 
 def problem(text: str) -> None:
     """One line on standard error for something that went wrong while the rest goes on."""
-    sys.stderr.write(f"msformat: {plain(text)}\n")
+    # A stranger's name or shape may be megabytes long.
+    shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
+    sys.stderr.write(f"msformat: {plain(shown)}\n")
 
 
 @contextmanager

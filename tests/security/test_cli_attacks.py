@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +159,60 @@ def test_an_empty_tensor_with_an_endless_axis_is_converted(tmp_path: Path, capsy
     for target in ("out.h5", "out.zarr", "out"):
         assert run(capsys, "convert", dump, tmp_path / target)[0] == 0
         assert run(capsys, "verify", tmp_path / target)[0] == 0
+
+
+def test_a_message_stays_short_whatever_the_document_says(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewrite(dump, lambda data: data[KEY]["output"][0].update(shape=[7] * 500_000))
+    code, _, err = run(capsys, "verify", dump)
+    assert code == 1
+    assert NAME in err
+    assert max(map(len, err.splitlines())) < 5000
+
+
+def test_a_pipe_that_a_user_names_is_written_into(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()))
+    reader.start()
+    assert run(capsys, "table", dump, "--csv", pipe)[0] == 0
+    reader.join(timeout=10)
+    assert KEY in found[0]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+
+
+def test_no_destination_is_not_the_root_directory(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "convert", dump, "")
+    assert code == 2
+    assert "the destination has no name" in err
+    code, _, err = run(capsys, "convert", "", dump.parent / "out")
+    assert code == 2
+    assert "no such file" in err
+
+
+def test_what_a_remote_library_raises_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = pytest.importorskip("fsspec.implementations.memory")
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials")
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "info", fail)
+    code, _, err = run(capsys, "info", "memory://dump")
+    assert code == 2
+    assert "memory://dump: RuntimeError: no credentials" in err
+
+
+def test_a_url_whose_library_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("fsspec")
+    monkeypatch.setitem(sys.modules, "fsspec.implementations.http", None)
+    code, _, err = run(capsys, "info", "https://localhost/dump")
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "https://localhost/dump" in err

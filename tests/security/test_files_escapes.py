@@ -203,3 +203,12 @@ loaded = {{"torch", "h5py", "zarr", "mindspore", "fsspec", "pandas"}} & set(sys.
 assert not loaded, loaded
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("name", ["\ud800.npy", "x/\udfff.npy"])
+def test_names_that_no_file_system_can_hold(name: str, unit: Path) -> None:
+    with FilesStore(str(unit)) as store:
+        assert name not in store
+        with pytest.raises(TensorNotFoundError):
+            store.get(name)
+    assert still_readable(unit)
