@@ -6,6 +6,7 @@ A store keeps *bits* in a plain numpy type that HDF5 and Zarr know (``DType.stor
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -213,6 +214,7 @@ def _build_table() -> dict[str, DType]:
 _TABLE = _build_table()
 _BY_NUMPY = {entry.numpy: entry for entry in _TABLE.values() if entry.name not in _OPAQUE}
 _BY_LOWER_MINDSPORE = {spelling.lower(): name for name, spelling in _MINDSPORE.items()}
+_NUMPY_SPELLING = re.compile(r"[<>|=]?[A-Za-z][A-Za-z0-9_]{0,30}(\[[A-Za-z0-9]{1,8}\])?")
 _PREFIXES = ("torch.", "mindspore.", "numpy.", "np.", "ml_dtypes.")
 
 
@@ -248,7 +250,7 @@ def parse_dtype(spelling: str) -> DType | None:
     if found is None:
         name = _BY_LOWER_MINDSPORE.get(bare.lower())
         found = _TABLE[name] if name else None
-    if found is None:
+    if found is None and _NUMPY_SPELLING.fullmatch(bare):
         try:
             found = dtype_from_numpy(np.dtype(bare))
         except (TypeError, ValueError, DTypeError, SyntaxError):
@@ -264,6 +266,9 @@ def dtype_from_numpy(dtype: np.dtype[Any]) -> DType:
     DTypeError
         The type holds Python objects, or is structured.
     """
+    if dtype.names is not None or dtype.subdtype is not None:
+        # Its ``str`` would be a plain void type: the fields would be lost without a word.
+        raise DTypeError(f"element type {dtype} is structured: not kept")
     little = dtype.newbyteorder("<") if dtype.byteorder == ">" else dtype
     found = _BY_NUMPY.get(little)
     return found if found is not None else _exotic(little.str)
