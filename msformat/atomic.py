@@ -25,7 +25,8 @@ _STEM_BYTES = 180
 def temporary_sibling(path: str | os.PathLike[str]) -> str:
     """A hidden name beside ``path`` that nothing else uses; ``is_temporary`` knows it."""
     directory, name = os.path.split(os.fspath(path))
-    stem = name.encode("utf-8", "surrogateescape")[:_STEM_BYTES].decode("utf-8", "ignore")
+    # Bytes of the file system, cut between characters; decoded as the locale does it, which need not be UTF-8.
+    stem = os.fsdecode(os.fsencode(name)[:_STEM_BYTES].decode("utf-8", "ignore").encode())
     return str(Path(directory) / f".{stem}{_MARK}{uuid.uuid4().hex[:12]}")
 
 

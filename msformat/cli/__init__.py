@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         problem("out of memory")
         return 2
-    except (MsformatError, OSError) as error:
+    except (MsformatError, OSError, UnicodeEncodeError) as error:
+        # The last one: a name that the locale's file names cannot spell.
         problem(str(error) or type(error).__name__)
         return 2
     # What was warned about is not as it should be, though something was shown.

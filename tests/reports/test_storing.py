@@ -1,0 +1,516 @@
+"""Reports on storing tensors in npy, pt, HDF5 and Zarr (R096 to R126, R169); torch, numpy, h5py and zarr judge."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pickle
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import msformat
+from msformat import CorruptTensorError, dtype_named, open_store
+from msformat.stores.codecs import chunk_shape
+from tests.reports.cases import (
+    BACKENDS,
+    FLOAT32,
+    everywhere,
+    plain_record,
+    ramp,
+    run,
+    run_python,
+    save,
+    strict_json,
+    write_documents,
+    write_dump,
+    writer,
+)
+
+torch = pytest.importorskip("torch")
+zarr = pytest.importorskip("zarr")
+
+ODD_NAMES = (
+    "loss", "loss/aux", "loss/aux/deep", "a//b", "/x", "x/", "a\0b", "a", "a\\b", "x\ny", ".", "..", "", "zarr.json",
+    "n" * 300, "a%b", "a%2Fb", "/abs", "c/0", "index.json", "\udc80", "con", "A", "变量", "a/../../b",
+)  # fmt: skip
+
+
+def torch_values() -> dict[str, Any]:
+    """16 bytes read as each type that this torch can save."""
+    found: dict[str, Any] = {}
+    for dtype in {getattr(torch, name) for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)}:
+        name = str(dtype).removeprefix("torch.")
+        if name.startswith("q"):
+            continue  # quantised tensors need a scheme and are no plain bits
+        raw = torch.arange(1, 17, dtype=torch.uint8) % (2 if dtype == torch.bool else 251)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            value = raw.view(dtype)
+        try:
+            pickle.dumps(value.untyped_storage())
+            torch.save(value, os.devnull)
+        except (KeyError, RuntimeError):
+            continue  # sub-byte types have no name in torch's own format
+        found[name] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def every_type(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A dump that torch wrote, one tensor of each type."""
+    root = tmp_path_factory.mktemp("types") / "d"
+    unit = root / "step0/rank0"
+    (unit / "dump_tensor_data").mkdir(parents=True)
+    values = torch_values()
+    for name, value in values.items():
+        torch.save(value, unit / f"dump_tensor_data/{name}.0.debug.pt")
+    data = {
+        f"{name}.0.debug": plain_record(tuple(value.shape), str(value.dtype), data_name=f"{name}.0.debug.pt")
+        for name, value in values.items()
+    }
+    write_documents(unit, data, name="debug.json", level="debug")
+    return root, values
+
+
+def test_r096_plain_zarr_reads_what_it_refuses_to_store(
+    every_type: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    root, values = every_type
+    assert run("convert", root, tmp_path / "o.zarr").code == 0
+    unit = zarr.open_group(tmp_path / "o.zarr", mode="r")["step0/rank0"]
+    index = json.loads(unit["documents/index.json"][:].tobytes())["tensors"]
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "complex32"):
+        place = index[f"{name}.0.debug.pt"]
+        assert place["dtype"] == name
+        found = unit[place["pack"]][place["offset"] : place["offset"] + 16]
+        assert found.tobytes() == values[name].view(torch.uint8).numpy().tobytes()
+
+
+def test_r096_a_large_one_is_an_array_with_its_type_beside_it(tmp_path: Path) -> None:
+    bits = np.arange(40_000, dtype=np.uint16)
+    with writer(tmp_path / "step0/rank0", "zarr") as to:
+        save(to, "x.0.debug", bits, dtype_named("bfloat16"))
+    array = zarr.open_group(tmp_path / "step0/rank0/dump.zarr", mode="r")["tensors/x.0.debug.pt"]
+    assert (array.dtype, array.attrs["dtype"]) == (np.dtype("uint16"), "bfloat16")
+    assert np.array_equal(array[:], bits)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_r097_r098_every_type_of_torch_there_and_back(every_type: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    root, values = every_type
+    assert {"bfloat16", "complex32", "float8_e4m3fn", "float4_e2m1fn_x2", "uint64"} <= set(values)
+    source = root
+    for name, options in (
+        ("a.h5", ()),
+        ("b.zarr", ()),
+        ("c", ("--tensors", "npy")),
+        ("d.h5", ()),
+        ("e", ("--tensors", "pt")),
+    ):
+        done = run("convert", source, tmp_path / name, *options)
+        assert done.code == 0, done.err
+        source = tmp_path / name
+    for name, value in values.items():
+        found = torch.load(tmp_path / f"e/step0/rank0/dump_tensor_data/{name}.0.debug.pt")
+        assert found.dtype == value.dtype
+        assert found.view(torch.uint8).tolist() == value.view(torch.uint8).tolist(), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r100_zero_sized_dimensions(tmp_path: Path, backend: str) -> None:
+    shapes = [(0,), (0, 3), (3, 0), (2, 0, 4), ()]
+    arrays = {f"s{number}.0.debug": np.zeros(shape, np.float32) for number, shape in enumerate(shapes)}
+    write_dump(tmp_path / "d", arrays, backend=backend)
+    for target in everywhere(tmp_path / "d"):
+        assert [entry.value.numpy().shape for entry in msformat.open(target)[0].values()] == shapes
+    with h5py.File(tmp_path / "d_copy.h5") as file:
+        assert [item.shape for item in file["step0/rank0/tensors"].values()] == shapes
+
+
+def test_r101_r102_chunks_are_bounded_whatever_the_shape() -> None:
+    for shape, itemsize in (((2**30,), 8), ((1, 2**31), 1), ((3, 2**40), 4), ((2**62,), 1), ((0, 2**50), 8), ((), 16)):
+        chunk = chunk_shape(shape, itemsize)
+        assert all(1 <= piece <= max(1, whole) for piece, whole in zip(chunk, shape, strict=True))
+        assert int(np.prod(chunk, dtype=object)) * itemsize <= 64 << 20
+
+
+def test_r104_integers_beyond_64_bits_and_beyond_text(tmp_path: Path) -> None:
+    numbers = [2**70, -(2**63) - 1, 2**64]
+    endless = 10**5000
+    with writer(tmp_path / "d/step0/rank0") as to:
+        to.put_entry("a.0.debug", [{"type": "int", "value": number} for number in (*numbers, endless, -endless)])
+    for target in everywhere(tmp_path / "d"):
+        found = [scalar.value for scalar in msformat.open(target)[0]["a.0.debug"].value]
+        assert found[:3] == numbers
+        # Text beside its type, as readers refuse numbers of more than 4300 digits; hexadecimal has no such limit.
+        assert [int(text, 16) for text in found[3:]] == [endless, -endless]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r105_r106_odd_names(tmp_path: Path, backend: str) -> None:
+    keys = [f"{name}.0.debug" for name in ODD_NAMES]
+    write_dump(
+        tmp_path / "d", {key: np.full(3, number, np.float32) for number, key in enumerate(keys)}, backend=backend
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d"]
+    for target in everywhere(tmp_path / "d"):
+        unit = msformat.open(target)[0]
+        assert list(unit) == keys
+        assert [entry.value[0] for entry in unit.values()] == list(range(len(keys)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r105_r106_odd_names_as_keys_of_a_store(tmp_path: Path, backend: str) -> None:
+    location = tmp_path / {"files": "d", "hdf5": "d.h5", "zarr": "d.zarr"}[backend]
+    with open_store(backend, str(location), mode="w") as store:
+        for number, name in enumerate(ODD_NAMES):
+            store.put(name, np.full(9000 if number % 2 else 3, number, np.float32), FLOAT32)
+    assert [path.name for path in tmp_path.iterdir()] == [location.name]
+    with open_store(backend, str(location)) as store:
+        assert sorted(store.keys()) == sorted(ODD_NAMES)
+        assert [store.get(name)[0] for name in ODD_NAMES] == list(range(len(ODD_NAMES)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r108_names_and_paths_that_are_too_long(tmp_path: Path, backend: str) -> None:
+    path = ".".join(f"layers_block_{number}_with_a_long_name" for number in range(40))
+    key = f"Module.{path}.{'VeryLongClassName' * 12}.forward.0"
+    write_dump(tmp_path / "d", {key: np.ones(3, np.float32)}, backend=backend)
+    assert max(len(found.name.encode()) for found in tmp_path.rglob("*")) <= 255
+    unit = msformat.open(tmp_path / "d")[0]
+    assert list(unit) == [key]
+    assert unit[key].value.numpy().tolist() == [1, 1, 1]
+    deep = tmp_path.joinpath(*["d" * 200] * 17)
+    assert run("convert", tmp_path / "d", deep / "d").code == 0
+    too_deep = tmp_path.joinpath(*["d" * 200] * 21)
+    done = run("convert", tmp_path / "d", too_deep / "d")
+    assert (done.code, "too long" in done.err) == (2, True)
+
+
+@pytest.mark.parametrize("backend", ["hdf5", "zarr"])
+def test_r109_many_long_names_take_near_linear_time(tmp_path: Path, backend: str) -> None:
+    """A scaled-down run; the measured one is in reports.md. Twice the names may take three times as long, not ten."""
+    pad = "layers.very_long_module_name." * 6
+    laps = []
+    with open_store(backend, str(tmp_path / "d"), mode="w") as store:
+        for lap in range(3):
+            started = time.perf_counter()
+            for number in range(lap * 1500, (lap + 1) * 1500):
+                store.put(f"Module.{pad}{number}.Linear.forward.0.output.0.pt", np.full(8, number, np.float32), FLOAT32)
+            store.sync()
+            laps.append(time.perf_counter() - started)
+        assert len(store) == 4500
+    assert laps[2] < 5 * laps[0] + 1
+
+
+def test_r110_small_tensors_take_few_files_and_info_counts_them(tmp_path: Path) -> None:
+    with writer(tmp_path / "step0/rank0", "zarr") as to:
+        for number in range(1000):
+            save(to, f"v{number}.0.debug", np.full(4, number, np.float32))
+    real = sum(path.is_file() for path in tmp_path.rglob("*"))
+    (unit,) = json.loads(run("info", tmp_path, "--json").out)["units"]
+    assert unit["tensors"] == 1000
+    assert unit["files"] == real < 60
+
+
+def test_r112_older_zarr_is_refused_by_name(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "v2.zarr", mode="w", zarr_format=2).create_array("x", data=np.arange(4.0))
+    draft = tmp_path / "draft.zarr"
+    (draft / "meta/root").mkdir(parents=True)
+    url = "https://purl.org/zarr/spec/protocol/core/3.0"
+    (draft / "zarr.json").write_text(json.dumps({"zarr_format": url, "metadata_encoding": url, "extensions": []}))
+    for name in ("v2.zarr", "draft.zarr"):
+        done = run("convert", tmp_path / name, tmp_path / "o")
+        assert (done.code, "only Zarr v3" in done.err) == (2, True), done.err
+    write_dump(tmp_path / "d", {"a.0.debug": ramp(20_000)}, backend="zarr")
+    found = list((tmp_path / "d").rglob("zarr.json"))
+    assert {json.loads(path.read_text())["zarr_format"] for path in found} == {3}
+
+
+def test_r113_consolidated_metadata_never_hides_what_was_added(tmp_path: Path) -> None:
+    store_path = tmp_path / "d.zarr"
+    for step in (0, 1):
+        with open_store("zarr", str(store_path), mode="a", group=f"step{step}/rank0") as store:
+            store.put("x.pt", np.full(20_000, step, np.float32), FLOAT32)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seen = zarr.open_group(store_path, mode="r")
+            assert seen[f"step{step}/rank0/tensors/x.pt"][0] == step
+            if step == 0:
+                zarr.consolidate_metadata(store_path)
+                zarr.consolidate_metadata(store_path / "step0")
+    assert [key.path for key in msformat.open(store_path).units] == ["step0/rank0", "step1/rank0"]
+
+
+def test_r114_what_commands_print_is_strict_json(tmp_path: Path) -> None:
+    """Documents stay msprobe's; every command says the same in strict JSON. Spelled-out NaN is read, too."""
+    entry = {
+        "input_args": [
+            plain_record(Max=float("nan"), Min=float("-inf"), Mean=float("inf"), Norm=None),
+            plain_record(Max="NaN", Min="-Infinity", Mean="Infinity"),
+            {"type": "float", "value": float("nan")},
+        ]
+    }
+    write_documents(tmp_path / "d/step0/rank0", {"Functional.f.0.forward": entry})
+    for target in everywhere_unverified(tmp_path / "d"):
+        rows = strict_json(run("table", target, "--json").out)
+        spelled = [[row[name] for name in ("Max", "Min", "Mean", "Norm")] for row in rows]
+        assert spelled == [["NaN", "-Infinity", "Infinity", None], ["NaN", "-Infinity", "Infinity", ""]]
+        shown = strict_json(run("show", target, "Functional.f.0.forward", "--json").out)
+        assert shown["value"]["input_args"][2]["value"] == "NaN"
+        for command in ("info", "ls", "verify"):
+            strict_json(run(command, target, "--json").out)
+        numbers = msformat.open(target).table().numbers("Max")
+        assert np.isnan(numbers).all()
+        assert not numbers.mask.any()
+    for path in tmp_path.rglob("zarr.json"):
+        strict_json(path.read_text() if path.is_file() else "{}")
+
+
+def everywhere_unverified(source: Path) -> list[Path]:
+    """As ``everywhere``, for what no strict schema accepts."""
+    targets = [source.with_name(name) for name in ("o", "o.h5", "o.zarr")]
+    assert [run("convert", source, target).code for target in targets] == [0, 0, 0]
+    return [source, *targets]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r116_looking_into_what_another_process_writes(tmp_path: Path, backend: str) -> None:
+    to = writer(tmp_path / "step0/rank0", backend)
+    save(to, "a.0.debug", ramp(100))
+    to.commit()
+    code = "import sys; from msformat.cli import main; sys.exit(main(['info', sys.argv[1]]))"
+    done = run_python(code, tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("still being written; entries so far come from its journal") == 1
+    assert "Traceback" not in done.stderr
+    to.finish()
+    assert run_python(code, tmp_path).returncode == 0
+
+
+def test_r116_a_finished_file_needs_no_lock(tmp_path: Path) -> None:
+    write_dump(tmp_path / "d", {"a.0.debug": ramp(100)}, backend="hdf5")
+    path = tmp_path / "d/step0/rank0/dump.h5"
+    path.chmod(0o444)
+    code = "import sys; from msformat.cli import main; sys.exit(main(['show', sys.argv[1], 'a.0.debug.pt']))"
+    with path.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        done = run_python(code, path)
+        assert (done.returncode, "HDF5_USE_FILE_LOCKING=FALSE" in done.stderr) == (2, True)
+        assert run_python(code, path, env={**os.environ, "HDF5_USE_FILE_LOCKING": "FALSE"}).returncode == 0
+    assert run_python(code, path).returncode == 0
+
+
+LOADER = """
+import sys, torch, msformat
+class Data(torch.utils.data.Dataset):
+    def __init__(self, unit): self.unit = unit
+    def __len__(self): return 16
+    def __getitem__(self, at): return self.unit[f"t{at}.0.debug"].value.numpy()
+unit = msformat.open(sys.argv[1])[0]
+unit["t0.0.debug"].value.numpy()  # the parent has the file open
+loader = torch.utils.data.DataLoader(Data(unit), num_workers=2, timeout=60, multiprocessing_context="fork")
+if __name__ == "__main__":
+    found = torch.cat(list(loader))[:, 0].tolist()
+    assert found == list(range(16)), found
+    print("all there", unit["t3.0.debug"].value[0])
+"""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r117_r118_workers_that_were_forked_after_the_file_was_opened(tmp_path: Path, backend: str) -> None:
+    arrays = {f"t{number}.0.debug": np.full(9000, number, np.float32) for number in range(16)}
+    write_dump(tmp_path / "d", arrays, backend=backend)
+    done = run_python(LOADER, tmp_path / "d")
+    assert done.stdout == "all there 3.0\n", done.stderr
+    unit = pickle.loads(pickle.dumps(msformat.open(tmp_path / "d")[0]))
+    assert unit["t5.0.debug"].value[0] == 5
+
+
+FULL = """
+import resource, signal, sys
+import numpy as np
+from msformat import DumpWriter, Header, StoreError, dtype_named
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+header = Header("tensor", "debug", "pytorch")
+to = DumpWriter(sys.argv[1], header, backend=sys.argv[2], document="debug.json", sync_entries=1)
+def put(key, count):
+    bits = np.random.default_rng(0).standard_normal(count).astype(np.float32)
+    to.put_tensor(key + ".pt", bits, dtype_named("float32"))
+    record = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [count], "data_name": key + ".pt"}
+    to.put_entry(key, record)
+put("a.0.debug", 100)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+for key in ("b.0.debug", "c.0.debug"):
+    try:
+        put(key, 100_000)
+        to.commit()
+        print("no error")
+    except StoreError as error:
+        print(str(error).replace("\\n", " "))
+to.close()
+print("training goes on")
+"""
+
+
+@pytest.mark.parametrize(("backend", "limit"), [("files", 1500), ("hdf5", 60_000), ("zarr", 60_000)])
+def test_r120_r149_a_full_disk(tmp_path: Path, backend: str, limit: int) -> None:
+    done = run_python(FULL, tmp_path / "d/step0/rank0", backend, limit)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, last = done.stdout.splitlines()
+    assert "File too large" in first
+    assert "cannot be written any more" in second
+    assert last == "training goes on"
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if "b.0.debug" in path.name and path.is_file() and path.name.endswith((".pt", ".npy"))
+    ]
+    assert msformat.open(tmp_path / "d")[0]["a.0.debug"].value.numpy().shape == (100,)
+    done2 = run("convert", tmp_path / "d", tmp_path / "o")
+    assert (done2.code, "was never finished (writing failed" in done2.err) == (1, True)
+    loaded = torch.load(tmp_path / "o/step0/rank0/dump_tensor_data/a.0.debug.pt")
+    assert loaded.shape == (100,)
+    assert "File too large" in (tmp_path / "o/step0/rank0/dump_error_info.log").read_text()
+
+
+def chunk_files(array: Path) -> list[Path]:
+    return sorted(path for path in array.rglob("*") if path.is_file() and path.name != "zarr.json")
+
+
+def test_r121_r122_truncated_and_missing_chunks(tmp_path: Path) -> None:
+    """Zeros are written out, so a chunk that is not there is a loss."""
+    arrays = {"big.0.debug": ramp(3_000_000), "zero.0.debug": np.zeros(3_000_000, np.float32), "ok.0.debug": ramp(10)}
+    write_dump(tmp_path / "d", arrays)
+    assert run("convert", tmp_path / "d", tmp_path / "d.zarr").code == 0
+    tensors = tmp_path / "d.zarr/step0/rank0/tensors"
+    for name, damage in (("big", "truncate"), ("big", "remove"), ("zero", "remove")):
+        chunk = chunk_files(tensors / f"{name}.0.debug.pt")[1]
+        content = chunk.read_bytes()
+        if damage == "truncate":
+            chunk.write_bytes(content[: len(content) // 2])
+        else:
+            chunk.unlink()
+        done = run("verify", tmp_path / "d.zarr")
+        (line,) = done.err.splitlines()
+        assert (done.code, f"tensor '{name}.0.debug.pt'" in line) == (1, True)
+        with msformat.open(tmp_path / "d.zarr")[0] as unit:
+            with pytest.raises(CorruptTensorError, match=f"{name}.0.debug"):
+                unit[f"{name}.0.debug"].value.numpy()
+            assert np.array_equal(unit["ok.0.debug"].value.numpy(), arrays["ok.0.debug"])
+        chunk.write_bytes(content)
+    assert run("verify", tmp_path / "d.zarr").code == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r124_shared_and_strided_tensors(tmp_path: Path, backend: str) -> None:
+    x, w, row = torch.randn(30, 40), torch.randn(300, 300), torch.randn(1, 5)
+    given = {"t": x.t(), "tied": w, "tied_again": w, "expanded": row.expand(50_000, 5), "strided": x[1:, ::3]}
+    with writer(tmp_path / "d/step0/rank0", backend) as to:
+        for name, value in given.items():
+            save(to, f"{name}.0.debug", value.numpy())
+    unit = msformat.open(tmp_path / "d")[0]
+    for name, value in given.items():
+        assert torch.equal(unit[f"{name}.0.debug"].value.to_torch(), value)
+    # Tied weights once, the expanded one at most at its logical size.
+    assert unit.usage.bytes < 4 * (w.numel() + 50_000 * 5 + 3000) + 40_000
+
+
+def test_r124_a_small_view_of_a_big_storage_saved_by_torch(tmp_path: Path) -> None:
+    big = torch.randn(300, 300)
+    unit = tmp_path / "d/step0/rank0"
+    (unit / "dump_tensor_data").mkdir(parents=True)
+    given = {"view": big[3, :7], "t": big[:5].t(), "expanded": big[0, :1].expand(1000)}
+    for name, value in given.items():
+        torch.save(value, unit / f"dump_tensor_data/{name}.0.debug.pt")
+    data = {f"{n}.0.debug": plain_record(tuple(v.shape), data_name=f"{n}.0.debug.pt") for n, v in given.items()}
+    write_documents(unit, data, name="debug.json", level="debug")
+    for target in everywhere(tmp_path / "d"):
+        for name, value in given.items():
+            assert torch.equal(msformat.open(target)[0][f"{name}.0.debug"].value.to_torch(), value)
+
+
+class Labelled(torch.Tensor):
+    """A user's subclass."""
+
+
+def test_r125_what_weights_only_refuses(tmp_path: Path) -> None:
+    unit = tmp_path / "d/step0/rank0"
+    (unit / "dump_tensor_data").mkdir(parents=True)
+    good = {
+        "parameter": torch.nn.Parameter(torch.randn(3)),
+        "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+        "plain": torch.randn(3),
+    }
+    bad = {
+        "dict": {"a": np.float32(1)},
+        "subclass": torch.randn(3).as_subclass(Labelled),
+        "list": [torch.ones(3)],
+        "sparse": torch.eye(3).to_sparse(),
+        "meta": torch.empty(3, device="meta"),
+    }
+    for name, value in {**good, **bad}.items():
+        torch.save(value, unit / f"dump_tensor_data/{name}.0.debug.pt")
+    data = {f"{name}.0.debug": plain_record((3,), data_name=f"{name}.0.debug.pt") for name in (*good, *bad)}
+    data["conjugate.0.debug"]["dtype"] = "torch.complex64"
+    write_documents(unit, data, name="debug.json", level="debug")
+    done = run("convert", tmp_path / "d", tmp_path / "o.h5")
+    assert done.code == 1
+    assert [line.split("'")[1] for line in done.err.splitlines()] == [f"{name}.0.debug.pt" for name in bad]
+    with h5py.File(tmp_path / "o.h5") as file:
+        for name, value in good.items():
+            wanted = value.detach().resolve_conj().numpy()
+            assert np.array_equal(file[f"step0/rank0/tensors/{name}.0.debug.pt"][()], wanted)
+
+
+def test_r126_types_that_only_numpy_has(tmp_path: Path) -> None:
+    unit = tmp_path / "d/step0/rank0"
+    (unit / "dump_tensor_data").mkdir(parents=True)
+    good = {
+        "longdouble": np.array([1, 2.5], np.longdouble) / 3,
+        "big_endian": np.arange(4, dtype=">f4"),
+        "big_ints": np.arange(4, dtype=">i8"),
+        "dates": np.array(["2020-01-01", "NaT"], "M8[D]"),
+        "text": np.array(["ab", "变"]),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
+    bad = {"structured": np.zeros(2, [("a", "f4")]), "objects": np.array([1, "a"], object)}
+    for name, value in {**good, **bad}.items():
+        np.save(unit / f"dump_tensor_data/{name}.0.debug.npy", value, allow_pickle=True)
+    data = {
+        f"{name}.0.debug": plain_record(value.shape, str(value.dtype), data_name=f"{name}.0.debug.npy")
+        for name, value in {**good, **bad}.items()
+    }
+    write_documents(unit, data, name="debug.json", level="debug", framework="mindspore")
+    for name in ("o.h5", "o.zarr", "o"):
+        done = run("convert", tmp_path / "d", tmp_path / name)
+        assert done.code == 1
+        assert [line.split("'")[1] for line in done.err.splitlines()] == [f"{key}.0.debug.npy" for key in bad]
+        for key, value in good.items():
+            found = msformat.open(tmp_path / name)[0][f"{key}.0.debug"].value.numpy()
+            assert np.array_equal(found, value, equal_nan=value.dtype.kind != "U"), key
+            assert found.dtype == value.dtype.newbyteorder("="), key
+
+
+def test_r169_minus_zero_is_not_zero(tmp_path: Path) -> None:
+    names = ("small", "large", "real")
+    given = {
+        "small": np.full(4, complex(-0.0, 0.0), "c8"),
+        "large": np.full(50_000, complex(-0.0, 0.0), "c8"),
+        "real": np.full(50_000, -0.0, "f4"),
+    }
+    with writer(tmp_path / "d/step0/rank0") as to:
+        for name in names:
+            save(to, f"{name}.0.debug", given[name], msformat.dtype_from_numpy(given[name].dtype))
+    for target in everywhere(tmp_path / "d"):
+        for name in names:
+            assert msformat.open(target)[0][f"{name}.0.debug"].value.numpy().tobytes() == given[name].tobytes()
+    tensors = zarr.open_group(tmp_path / "d_copy.zarr", mode="r")["step0/rank0/tensors"]
+    assert tensors["large.0.debug.pt"][:].tobytes() == given["large"].tobytes()
