@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +39,7 @@ from msformat.plan import Rewrite
 from msformat.stores.base import StoreOptions
 from msformat.stores.registry import open_store, store_class
 from msformat.units import UnitKey
+from msformat.workers import Workers
 
 __all__ = ["ConvertOptions", "ConvertReport", "UnitReport", "convert"]
 
@@ -68,7 +68,8 @@ class ConvertOptions:
     compression, links
         As in :class:`msformat.stores.base.StoreOptions`.
     jobs
-        Units converted at the same time, each in a process of its own. A single ``.h5`` is written by one.
+        Units converted at the same time, each in a process of its own; at most twice the number of processors (8 where
+        there are few). A single ``.h5`` is written by one.
     verify
         Read everything back and compare it with what was read from the source.
     resume
@@ -275,8 +276,7 @@ def _pool(executor: Executor | None, workers: int) -> Iterator[Executor]:
     if executor is not None:
         yield executor
         return
-    # Spawned, not forked: the caller may have threads, and h5py and torch do not survive a fork.
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    pool = Workers(workers)
     try:
         yield pool
     finally:
