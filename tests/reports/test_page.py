@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = re.findall(
-    r"^\| (R\d{3}) \| [^|]* \| ([^|]*) \| ([^|]*) \|", (ROOT / "docs/reports.md").read_text(), re.MULTILINE
-)
+PAGE = (ROOT / "docs/reports.md").read_text().partition("\n## ")[0]
+ROWS = re.findall(r"^\| (R\d{3}) \| [^|]* \| ([^|]*?) \| ([^|]*) \|", PAGE, re.MULTILINE)
 
 
 def test_every_report_is_there_once() -> None:
