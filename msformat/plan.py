@@ -321,19 +321,23 @@ def _cut_stack(stack: dict[str, Any], keeps: Callable[[str], bool]) -> dict[str,
 
 def _new_construct(construct: Any, rewrite: Rewrite, translator: Translator | None) -> Any:
     if rewrite.patterns and isinstance(construct, dict):
-        construct = {
-            child: _kept_ancestor(child, construct, rewrite.keeps) for child in construct if rewrite.keeps(child)
-        }
+        construct = _kept_ancestors(construct, rewrite.keeps)
     return translator.construct(construct) if translator else construct
 
 
-def _kept_ancestor(child: str, construct: Mapping[str, Any], keeps: Callable[[str], bool]) -> Any:
-    """The nearest enclosing entry that is kept; parents of a stranger may go in circles."""
-    seen = {child}
-    parent = construct[child]
-    while isinstance(parent, str) and not keeps(parent):
-        if parent in seen:
-            return None
-        seen.add(parent)
-        parent = construct.get(parent)
-    return parent
+def _kept_ancestors(construct: Mapping[str, Any], keeps: Callable[[str], bool]) -> dict[str, Any]:
+    """For each entry that is kept, the nearest enclosing one that is kept, too; None where parents go in circles.
+
+    Each entry is looked at once, however many lie below a long chain.
+    """
+    nearest: dict[str, Any] = {}
+    for child in filter(keeps, construct):
+        trail = {child: None}
+        parent = construct[child]
+        while isinstance(parent, str) and not keeps(parent) and parent not in nearest and parent not in trail:
+            trail[parent] = None
+            parent = construct.get(parent)
+        if isinstance(parent, str) and not keeps(parent):
+            parent = nearest.get(parent)
+        nearest.update(dict.fromkeys(trail, parent))
+    return {child: parent for child, parent in nearest.items() if keeps(child)}

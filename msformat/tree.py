@@ -9,6 +9,9 @@ from msformat.documents import ConstructDocument
 
 __all__ = ["Node", "Tree"]
 
+# Modules of real networks lie some ten deep.
+_DEEPEST = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -63,7 +66,12 @@ class Tree:
         return len(self._construct) + len(self._others)
 
     def __str__(self) -> str:
-        return "\n".join("  " * node.depth + node.key for node in self)
+        return "\n".join(_indent(node.depth) + node.key for node in self)
 
     def __repr__(self) -> str:
         return f"<Tree: {len(self)} nodes, {len(self.children(None))} at the top>"
+
+
+def _indent(depth: int) -> str:
+    """Two blanks a level; a number from where a stranger's chain of 50,000 entries would make gigabytes of them."""
+    return "  " * depth if depth <= _DEEPEST else f"{'  ' * _DEEPEST}… {depth}: "

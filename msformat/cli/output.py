@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 import unicodedata
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,11 +30,20 @@ __all__ = [
 ]
 
 _LONGEST = 2000
+_STDERR = 2
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def fix_encoding() -> None:
-    """Make output survive any locale: what the terminal cannot show is escaped instead of raising (``LC_ALL=C``)."""
+    """Make output survive any locale: what the terminal cannot show is escaped instead of raising (``LC_ALL=C``).
+
+    Streams that the caller closed (``>&-``) become the null device, or the next file opened would take their place.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open until the end)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -95,7 +106,8 @@ def problem(text: str) -> None:
     """One line on standard error for something that went wrong while the rest goes on."""
     # A stranger's name or shape may be megabytes long.
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
-    sys.stderr.write(f"msformat: {plain(shown)}\n")
+    with suppress(OSError):  # a full or broken standard error; the exit code still tells
+        sys.stderr.write(f"msformat: {plain(shown)}\n")
 
 
 @contextmanager

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import msformat
 from msformat.cli import main
 from tests.small_dumps import HEADER, record, write_document, write_tree
 
@@ -216,3 +219,37 @@ def test_a_url_whose_library_is_missing_is_one_line(
     assert code == 2
     assert len(err.splitlines()) == 1
     assert "https://localhost/dump" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "streams", "code"),
+    [
+        ("info dump", ">&-", 0), ("ls dump", ">&-", 0), ("info nowhere", "2>&-", 2), ("info dump", "<&- >&- 2>&-", 0),
+        ("convert dump out.h5", "<&- >&- 2>&-", 0), ("info nowhere", "2>/dev/full", 2), ("ls dump", ">/dev/full", 2),
+    ],
+)  # fmt: skip
+def test_closed_and_full_streams(dump: Path, tmp_path: Path, arguments: str, streams: str, code: int) -> None:
+    command = f"{sys.executable} -m msformat {arguments} {streams}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == code, done.stderr
+    if "out.h5" in arguments:
+        # No stream's descriptor became that of the file.
+        assert main(["verify", str(tmp_path / "out.h5")]) == 0
+
+
+def test_a_chain_of_parents_costs_neither_memory_nor_time(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chain: dict[str, str | None] = {f"m{n}": f"m{n + 1}" for n in range(50_000)}
+    chain.update(dict.fromkeys((f"Functional.x.{n}.forward" for n in range(20_000)), "m0"))
+    write_document(dump / UNIT / "construct.json", chain)
+    with msformat.open(dump) as opened:
+        assert len(str(opened[0].tree())) < 30_000_000
+    started = time.monotonic()
+    assert run(capsys, "convert", dump, dump.parent / "out", "--filter", "Functional.*", "--steps", "0")[0] == 0
+    assert time.monotonic() - started < 20
+    kept = json.loads((dump.parent / "out" / UNIT / "construct.json").read_text())
+    assert len(kept) == 20_000
+    assert set(kept.values()) == {None}

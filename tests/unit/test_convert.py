@@ -16,10 +16,13 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msformat.atomic import is_temporary
 from msformat.convert import ConvertOptions, ConvertReport, convert
 from msformat.errors import FormatError, StoreError
+from msformat.plan import _kept_ancestors
 from msformat.stores.base import Store
 from msformat.stores.files import FilesStore
 from msformat.stores.hdf5 import Hdf5Store
@@ -369,3 +372,19 @@ def test_sigint_of_a_whole_process_group_is_a_keyboard_interrupt(tmp_path: Path)
         convert(src, tmp_path / "out.h5", ConvertOptions(), press)
     assert not (tmp_path / "out.h5").exists()
     assert not _temporaries(tmp_path)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.dictionaries(st.sampled_from("abcdeABC"), st.sampled_from([*"abcdeABC", None, "?"])))
+def test_a_kept_entry_moves_to_its_nearest_kept_ancestor(construct: dict[str, str | None]) -> None:
+    def nearest(child: str) -> str | None:
+        seen, parent = {child}, construct[child]
+        while parent is not None and not parent.isupper():
+            if parent in seen:
+                return None
+            seen.add(parent)
+            parent = construct.get(parent)
+        return parent
+
+    found = _kept_ancestors(construct, str.isupper)
+    assert list(found.items()) == [(child, nearest(child)) for child in construct if child.isupper()]
