@@ -244,10 +244,10 @@ def test_the_lock_dies_with_the_process_even_if_a_forked_child_lives(tmp_path: P
         "writer = JournalWriter(sys.argv[1], document='dump.json', backend='files', header={})\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
+        "    os.write(1, b'%d\\n' % os.getpid())\n"  # only now has the child let go of its copy
         "    os.close(1)\n"
         "    time.sleep(60)\n"
         "    os._exit(0)\n"
-        "print(pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
