@@ -48,7 +48,11 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
     """
     temporary = temporary_sibling(path)
     # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
-    stream = Path(temporary).open("xb")  # noqa: SIM115 (closed below, before the rename)
+    try:
+        stream = Path(temporary).open("xb")  # noqa: SIM115 (closed below, before the rename)
+    except OSError as error:
+        # The temporary is a name nobody asked for.
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     try:
         with stream:
             yield stream

@@ -33,6 +33,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, TypeAlias
 
 from msformat.atomic import is_temporary
@@ -48,6 +49,7 @@ __all__ = [
     "TensorName",
     "build_data_name",
     "build_entry",
+    "key_matches",
     "natural_key",
     "parse_data_name",
     "parse_entry",
@@ -360,6 +362,11 @@ def _is_harmless(raw: str) -> bool:
     except UnicodeEncodeError:
         # A lone surrogate: no file system and no JSON reader agrees on what it is.
         return False
+
+
+def key_matches(key: str, pattern: str) -> bool:
+    """Whether a pattern is a part of a key, or a glob (``Module.*.forward.*``) of all of it. Case matters."""
+    return pattern in key or fnmatchcase(key, pattern)
 
 
 def natural_key(text: str) -> NaturalKey:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from msformat.dialect import Dialect, Translator, detect_dialect
@@ -16,6 +15,7 @@ from msformat.documents import DumpDocument, encode_dump, salvage
 from msformat.dtypes import parse_dtype
 from msformat.errors import FormatError, MsformatError, TensorNotFoundError
 from msformat.jsontext import canonical, parse_json
+from msformat.names import key_matches
 from msformat.stores.base import ReadOnlyBuffer, Store
 
 __all__ = ["PlannedTensor", "Rewrite", "UnitPlan", "load_entries", "plan_unit", "tensor_references"]
@@ -44,7 +44,7 @@ class Rewrite:
 
     def keeps(self, key: str) -> bool:
         """Whether an entry is kept."""
-        return not self.patterns or any(fnmatchcase(key, pattern) or pattern in key for pattern in self.patterns)
+        return not self.patterns or any(key_matches(key, pattern) for pattern in self.patterns)
 
     def respell(self, data_name: str) -> str:
         """A tensor's name with the wanted suffix."""

@@ -159,7 +159,7 @@ class Dump:
         Parameters
         ----------
         filter
-            Only entries whose key contains this.
+            Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
         return Table.concat(list(self._tables(filter)))
 

@@ -189,6 +189,10 @@ class Table:
             text.flush()
             text.detach()
 
+    def __reduce__(self) -> tuple[type[Table], tuple[Any, ...]]:
+        # The type of the rows is made for this table, so pickle would not find it.
+        return Table, (self._columns,)
+
     def __repr__(self) -> str:
         return f"<Table: {len(self)} rows, {len(self.columns)} columns>"
 

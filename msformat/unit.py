@@ -15,7 +15,7 @@ from msformat.errors import EntryNotFoundError, FormatError, StoreError, TensorN
 from msformat.layout import UnitKey, UnitLocation
 from msformat.lazy import Lazy, reading
 from msformat.model import Header
-from msformat.names import parse_data_name
+from msformat.names import key_matches, parse_data_name
 from msformat.stores.base import ReadOnlyBuffer, Store
 from msformat.stores.registry import open_store
 from msformat.table import Table
@@ -108,10 +108,10 @@ class Unit(Mapping[str, Entry]):
         """
         return (tensor for entry in self._readable() for tensor in entry.tensors)
 
-    def _readable(self, part: str = "") -> Iterator[Entry]:
-        """Entries whose key contains ``part``, but for those that a stranger made unreadable."""
+    def _readable(self, pattern: str = "") -> Iterator[Entry]:
+        """Entries whose key matches, but for those that a stranger made unreadable."""
         for key in self:
-            if part not in key:
+            if not key_matches(key, pattern):
                 continue
             try:
                 entry = self[key]
@@ -149,7 +149,7 @@ class Unit(Mapping[str, Entry]):
         Parameters
         ----------
         filter
-            Only entries whose key contains this.
+            Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
         return Table.of_tensors(tensor for entry in self._readable(filter or "") for tensor in entry.tensors)
 

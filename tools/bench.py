@@ -22,7 +22,8 @@ from pathlib import Path
 
 import numpy as np
 
-from msformat.cli.output import bytes_text, print_table
+from msformat.cli.output import bytes_text
+from msformat.cli.tables import print_table
 from msformat.usage import disk_usage
 
 Action = Callable[[], object]

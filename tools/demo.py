@@ -6,13 +6,15 @@ The dump is one that msprobe 8.1.0 wrote while training a small network (tests/g
 from __future__ import annotations
 
 import filecmp
+import os
 import shutil
 import sys
 import time
 import zipfile
 from pathlib import Path
 
-from msformat.cli.output import bytes_text, print_table
+from msformat.cli.output import bytes_text
+from msformat.cli.tables import print_table
 from msformat.convert import ConvertOptions, convert
 from msformat.usage import disk_usage
 from msformat.verify import verify
@@ -58,7 +60,9 @@ def main() -> int:
         print("NOT equal to the original")
         return 1
     print("Every document is the same byte for byte, every tensor the same bit for bit.")
-    print(f"Look into it:  msformat info {(out / 'dump.h5').relative_to(ROOT)}")
+    # ``make demo`` puts the command into an environment of its own, which is on nobody's PATH.
+    command = Path(os.path.relpath(sys.prefix, ROOT)) / "bin" / "msformat"
+    print(f"Look into it:  {command} info {(out / 'dump.h5').relative_to(ROOT)}")
     return 0
 
 

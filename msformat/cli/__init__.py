@@ -57,7 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except (MsformatError, OSError, UnicodeEncodeError) as error:
         # The last one: a name that the locale's file names cannot spell.
-        problem(str(error) or type(error).__name__)
+        problem(_in_words(error))
         return 2
     # What was warned about is not as it should be, though something was shown.
     return code or min(1, len(said))
+
+
+def _in_words(error: Exception) -> str:
+    """What went wrong, without ``[Errno 2]``."""
+    if isinstance(error, OSError) and error.strerror and isinstance(error.filename, (str, bytes)):
+        return f"{os.fsdecode(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error) or type(error).__name__

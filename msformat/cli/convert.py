@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-from msformat.cli.output import bytes_text, plain, print_json, print_table, problem, seconds_text
-from msformat.cli.selectors import parse_name, parse_ranks, parse_steps
+from msformat.cli.output import bytes_text, plain, print_json, problem, seconds_text
+from msformat.cli.selectors import FILTER_HELP, parse_name, parse_ranks, parse_steps
+from msformat.cli.tables import print_table
 
 if TYPE_CHECKING:
     from msformat.convert import ConvertReport
@@ -27,6 +29,7 @@ def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "convert",
         help="turn a dump into another store, or back",
+        description="Turn a dump into another store, or back.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -38,13 +41,20 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
     parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
     parser.add_argument(
-        "--filter", type=parse_name, action="append", metavar="PATTERN", help="only entries that match (may repeat)"
+        "--filter", type=parse_name, action="append", metavar="PATTERN", help=f"{FILTER_HELP} (may repeat)"
     )
-    parser.add_argument("--compression", default="auto", metavar="CODEC", help="auto, none, gzip, zstd, lz4, blosc, …")
+    parser.add_argument(
+        "--compression",
+        default="auto",
+        metavar="CODEC",
+        help="auto, none, gzip, zstd, lz4, blosc; also gzip:9, blosc-zstd:5+bitshuffle",
+    )
     parser.add_argument("--no-links", action="store_true", help="store equal tensors in full each time")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units converted at the same time (default 1)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="read back and compare")
-    parser.add_argument("--resume", action="store_true", help="go on with an earlier, unfinished convert")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with an earlier, unfinished convert: whole units are kept"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace units of a dump that stands at DST")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -71,22 +81,24 @@ def _run(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
     )
     show_bar = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
+    began = time.monotonic()
     with _Progress(enabled=show_bar) as progress:
         report = convert(arguments.src, arguments.dst, options, progress=progress if show_bar else None)
     if arguments.json:
         print_json(report.as_json())
     else:
-        _print_report(report, dry_run=arguments.dry_run)
+        _print_report(report, time.monotonic() - began, dry_run=arguments.dry_run)
     return report.exit_code
 
 
-def _print_report(report: ConvertReport, *, dry_run: bool) -> None:
+def _print_report(report: ConvertReport, seconds: float, *, dry_run: bool) -> None:
     rows = [_row(unit) for unit in report.units]
     print_table(
         ("unit", "entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time", "verified"),
         rows,
         title="would convert" if dry_run else "",
         right=("entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time"),
+        total=_total(report, seconds),
     )
     for unit in report.units:
         for text in unit.notes:
@@ -100,7 +112,6 @@ def _print_report(report: ConvertReport, *, dry_run: bool) -> None:
 
 
 def _row(unit: Any) -> tuple[object, ...]:
-    ratio = f"{unit.bytes_in / unit.bytes_out:.2f}" if unit.bytes_out else ""
     verified = {True: "yes", False: "NO", None: "not asked"}[unit.verified]
     if unit.skipped:
         verified = "there already"
@@ -112,7 +123,7 @@ def _row(unit: Any) -> tuple[object, ...]:
         unit.tensors,
         bytes_text(unit.bytes_in),
         bytes_text(unit.bytes_out),
-        ratio,
+        _ratio(unit.bytes_in, unit.bytes_out),
         unit.files_in,
         unit.files_out,
         seconds_text(unit.seconds),
@@ -120,12 +131,29 @@ def _row(unit: Any) -> tuple[object, ...]:
     )
 
 
+def _total(report: ConvertReport, seconds: float) -> tuple[object, ...]:
+    """All units together; the time is that of the clock, which several jobs share."""
+    names = ("entries", "tensors", "bytes_in", "bytes_out", "files_in", "files_out")
+    entries, tensors, bytes_in, bytes_out, files_in, files_out = (
+        sum(getattr(unit, name) for unit in report.units) for name in names
+    )
+    ratio = _ratio(bytes_in, bytes_out)
+    sizes = bytes_text(bytes_in), bytes_text(bytes_out)
+    return ("total", entries, tensors, *sizes, ratio, files_in, files_out, seconds_text(seconds), "")
+
+
+def _ratio(bytes_in: int, bytes_out: int) -> str:
+    return f"{bytes_in / bytes_out:.2f}" if bytes_out else ""
+
+
 class _Progress:
-    """A bar of bytes done, drawn on standard error."""
+    """Bars of bytes done on standard error: one for each unit that is worked on, and one for those finished."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._bar: Any = None
+        self._all: Any = None
         self._tasks: dict[str, Any] = {}
+        self._ended: dict[str, int] = {}
         if enabled:
             from rich.progress import (  # noqa: PLC0415
                 BarColumn,
@@ -158,6 +186,14 @@ class _Progress:
 
     def __call__(self, unit: object, done: int, total: int) -> None:
         name = plain(str(unit))
+        if not self._tasks:
+            self._all = self._bar.add_task("no unit done yet", total=None)
         if name not in self._tasks:
             self._tasks[name] = self._bar.add_task(name, total=total)
-        self._bar.update(self._tasks[name], completed=done, total=total)
+        # A finished unit makes room: hundreds of them would push those that are worked on off the screen.
+        self._bar.update(self._tasks[name], completed=done, total=total, visible=done < total)
+        if done >= total and name not in self._ended:
+            self._ended[name] = done
+            count = len(self._ended)
+            text = f"{count} unit{'s' if count > 1 else ''} done"
+            self._bar.update(self._all, description=text, completed=sum(self._ended.values()))

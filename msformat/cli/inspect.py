@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msformat.cli.output import bytes_text, plain, print_json, print_table, problem
-from msformat.cli.selectors import parse_name, parse_ranks, parse_steps
+from msformat.cli.output import bytes_text, plain, print_json, problem
+from msformat.cli.selectors import FILTER_HELP, parse_name, parse_ranks, parse_steps
+from msformat.cli.tables import print_table
 from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
 from msformat.model import STATISTICS
+from msformat.names import SUFFIXES, key_matches
 
 if TYPE_CHECKING:
     from msformat import Dump, Entry, Stats, Tensor, Unit
 
-__all__ = ["BAD_UNIT", "add_commands", "add_unit_options", "for_each_unit", "nothing_matches", "tell_incomplete"]
+__all__ = [
+    "BAD_UNIT",
+    "PATH_HELP",
+    "add_command",
+    "add_commands",
+    "add_unit_options",
+    "for_each_unit",
+    "nothing_matches",
+    "tell_incomplete",
+]
+
+PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group or a URL"
 
 _PREVIEW = 64
 _UNREADABLE = "unreadable"
@@ -23,9 +36,16 @@ _UNREADABLE = "unreadable"
 BAD_UNIT = (MsformatError, OSError, MemoryError)
 
 
+def add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentParser:
+    """A command whose own help says what the list of commands says."""
+    described = f"{purpose[0].upper()}{purpose[1:]}."
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=purpose, description=described)
+    return parser
+
+
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
     """The options every command that walks units has."""
-    parser.add_argument("path", metavar="PATH", help="a dump tree, a unit, a .h5 file, a .zarr group or a URL")
+    parser.add_argument("path", metavar="PATH", help=PATH_HELP)
     parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
     parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -33,15 +53,15 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
 
 def add_commands(commands: Any) -> None:
     """Add ``info``, ``ls`` and ``show`` to the command line."""
-    info = commands.add_parser("info", help="what is in a dump: units, stores, entries, bytes, files")
+    info = add_command(commands, "info", "what is in a dump: units, stores, entries, bytes, files")
     add_unit_options(info)
     info.set_defaults(run=_info)
-    listing = commands.add_parser("ls", help="list the entries (or tensors) of a dump")
+    listing = add_command(commands, "ls", "list the entries (or tensors) of a dump")
     add_unit_options(listing)
     listing.add_argument("--tensors", action="store_true", help="a line a tensor instead of a line an entry")
-    listing.add_argument("--filter", type=parse_name, default="", metavar="TEXT", help="only names that contain TEXT")
+    listing.add_argument("--filter", type=parse_name, default="", metavar="PATTERN", help=FILTER_HELP)
     listing.set_defaults(run=_ls)
-    show = commands.add_parser("show", help="show one entry or one tensor whole")
+    show = add_command(commands, "show", "show one entry or one tensor whole")
     add_unit_options(show)
     show.add_argument("name", type=parse_name, metavar="ENTRY|TENSOR", help="an entry key or a data_name")
     show.set_defaults(run=_show)
@@ -89,15 +109,16 @@ def _info(arguments: argparse.Namespace) -> int:
         return code
     # A problem of a unit is one of the dump, too.
     problems = list(dict.fromkeys([*dump.problems, *(text for row in rows for text in row.pop("problems"))]))
+    total = _total([row.pop("place") for row in rows], rows)
     if arguments.json:
-        print_json({"path": arguments.path, "units": rows, "problems": problems})
+        print_json({"path": arguments.path, "units": rows, "total": total, "problems": problems})
     else:
         columns = ("unit", "store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "complete")
-        cells = [
-            tuple(bytes_text(row[name]) if name == "bytes" and row[name] is not None else row[name] for name in columns)
-            for row in rows
+        *cells, last = [
+            [bytes_text(row[name]) if name == "bytes" and row[name] is not None else row.get(name) for name in columns]
+            for row in [*rows, {**total, "unit": "total"}]
         ]
-        print_table(columns, cells, right=("entries", "tensors", "bytes", "files"))
+        print_table(columns, cells, right=("entries", "tensors", "bytes", "files"), total=last)
         for text in problems:
             problem(text)
     if all(row["complete"] == _UNREADABLE for row in rows):
@@ -105,10 +126,21 @@ def _info(arguments: argparse.Namespace) -> int:
     return 1 if problems or not all(row["complete"] == "yes" for row in rows) else code
 
 
+def _total(places: Sequence[str | None], rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """All units together; a file that holds several counts once."""
+    sizes = {place: (row["bytes"], row["files"]) for place, row in zip(places, rows, strict=True) if place is not None}
+    return {
+        "units": len(rows),
+        **{name: sum(row[name] or 0 for row in rows) for name in ("entries", "tensors")},
+        "bytes": sum(size for size, _ in sizes.values()),
+        "files": sum(count for _, count in sizes.values()),
+    }
+
+
 def _describe(key: Any, unit: Unit) -> dict[str, Any]:
-    blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files"))
+    blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "place"))
     try:
-        header = unit.header
+        header, usage = unit.header, unit.usage
         found: dict[str, Any] = {
             "unit": str(key),
             "store": unit.backend,
@@ -117,8 +149,9 @@ def _describe(key: Any, unit: Unit) -> dict[str, Any]:
             "task": header.task,
             "entries": len(unit),
             "tensors": None,
-            "bytes": unit.usage.bytes,
-            "files": unit.usage.files,
+            "bytes": usage.bytes,
+            "files": usage.files,
+            "place": unit.location.location,
             "complete": "yes" if unit.complete else f"no: {unit.incomplete_reason}",
             "problems": [f"{key}: {text}" for text in unit.problems],
         }
@@ -142,7 +175,7 @@ def _ls(arguments: argparse.Namespace) -> int:
         nonlocal found
         tell_incomplete(unit)
         for row in _tensor_rows(unit) if arguments.tensors else _entry_rows(unit):
-            if arguments.filter not in row["name"]:
+            if not key_matches(row["name"], arguments.filter):
                 continue
             found += 1
             if arguments.json:
@@ -206,14 +239,17 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _find(unit: Unit, name: str) -> Entry | Tensor:
-    if name in unit:
+    try:
         return unit[name]
+    except EntryNotFoundError as error:
+        no_entry = error
     try:
         return unit.tensor(name)
     except TensorNotFoundError as error:
-        if error.near:
+        # A misspelt entry key resembles the names of its tensors, too.
+        if error.near and (name.endswith(SUFFIXES) or not no_entry.near):
             raise
-        raise EntryNotFoundError(name, str(unit.key), list(unit)) from None
+        raise no_entry from None
 
 
 def _show_one(key: Any, found: Entry | Tensor, *, as_json: bool) -> None:

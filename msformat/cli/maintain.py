@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msformat.cli.output import print_json, print_table, problem
+from msformat.cli.inspect import PATH_HELP, add_command
+from msformat.cli.output import bytes_text, print_json, problem
+from msformat.cli.tables import print_table
 from msformat.errors import MsformatError
 
 __all__ = ["add_commands"]
@@ -18,17 +21,17 @@ _DOCUMENTS = ("dump", "debug", "stack", "construct")
 
 def add_commands(commands: Any) -> None:
     """Add ``verify``, ``recover`` and ``schema`` to the command line."""
-    verify = commands.add_parser("verify", help="check digests, documents against tensors, missing and orphan files")
-    verify.add_argument("path", metavar="PATH")
+    verify = add_command(commands, "verify", "check digests, documents against tensors, missing and orphan files")
+    verify.add_argument("path", metavar="PATH", help=PATH_HELP)
     verify.add_argument("--shallow", action="store_true", help="do not read the tensors' bytes")
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=_verify)
-    recover = commands.add_parser("recover", help="finish dumps whose process died, as far as their journals tell")
-    recover.add_argument("path", metavar="PATH")
+    recover = add_command(commands, "recover", "finish dumps whose process died, as far as their journals tell")
+    recover.add_argument("path", metavar="PATH", help="a dump tree or a unit; unfinished units in it are changed")
     recover.add_argument("--orphans", action="store_true", help="also rebuild entries from tensors no document names")
     recover.add_argument("--json", action="store_true", help="print JSON")
     recover.set_defaults(run=_recover)
-    schema = commands.add_parser("schema", help="print the JSON Schema of a document, or check a document against it")
+    schema = add_command(commands, "schema", "print the JSON Schema of a document, or check a document against it")
     schema.add_argument("document", choices=_DOCUMENTS, help="which document")
     schema.add_argument("--check", metavar="FILE", help="check this file instead of printing the schema")
     schema.set_defaults(run=_schema)
@@ -41,15 +44,22 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report.as_json())
         return report.exit_code
-    rows = [(str(unit.key), unit.entries, unit.tensors, unit.checked, len(unit.problems)) for unit in report.units]
     numbers = ("entries", "tensors", "bytes checked", "problems")
-    print_table(("unit", *numbers), rows, right=numbers)
+    counts = [(unit.entries, unit.tensors, unit.checked, len(unit.problems)) for unit in report.units]
+    rows = [(str(unit.key), *_verified_cells(row)) for unit, row in zip(report.units, counts, strict=True)]
+    total = ("total", *_verified_cells([sum(column) for column in zip(*counts, strict=True)])) if counts else None
+    print_table(("unit", *numbers), rows, right=numbers, total=total)
     for unit in report.units:
         for text in unit.problems:
             problem(f"{unit.key}: {text}")
     for text in report.problems:
         problem(text)
     return report.exit_code
+
+
+def _verified_cells(counts: Sequence[int]) -> tuple[object, ...]:
+    entries, tensors, checked, problems = counts
+    return entries, tensors, bytes_text(checked), problems
 
 
 def _recover(arguments: argparse.Namespace) -> int:

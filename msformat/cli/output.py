@@ -9,7 +9,7 @@ import os
 import sys
 import unicodedata
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,6 @@ __all__ = [
     "fix_encoding",
     "plain",
     "print_json",
-    "print_table",
     "problem",
     "seconds_text",
     "spoken_warnings",
@@ -84,22 +83,6 @@ def _strict(value: Any) -> Any:
         return [_strict(item) for item in value]
     # Element types that JSON lacks (complex, bytes, longdouble): as Python spells them.
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", right: Sequence[str] = ()
-) -> None:
-    """A table; ``right`` names the columns with numbers."""
-    from rich import box  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(plain(str(cell))) for cell in row))
-    console().print(table)
 
 
 def problem(text: str) -> None:

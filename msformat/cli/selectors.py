@@ -6,7 +6,9 @@ import argparse
 import os
 import re
 
-__all__ = ["parse_name", "parse_ranks", "parse_steps"]
+__all__ = ["FILTER_HELP", "parse_name", "parse_ranks", "parse_steps"]
+
+FILTER_HELP = "only names that contain PATTERN, or match it as a glob (Module.*.forward.*)"
 
 _MOST = 1_000_000
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from msformat.cli.inspect import add_unit_options, for_each_unit, nothing_matches, tell_incomplete
-from msformat.cli.output import print_json, print_table
-from msformat.cli.selectors import parse_name
+from msformat.cli.inspect import add_command, add_unit_options, for_each_unit, nothing_matches, tell_incomplete
+from msformat.cli.output import print_json
+from msformat.cli.selectors import FILTER_HELP, parse_name
+from msformat.cli.tables import print_table
 
 if TYPE_CHECKING:
     from msformat import Unit
@@ -20,14 +21,12 @@ _NUMBERS = ("Max", "Min", "Mean", "Norm")
 
 def add_commands(commands: Any) -> None:
     """Add ``table`` to the command line."""
-    parser = commands.add_parser("table", help="statistics of every tensor: a table, CSV, Parquet or JSON")
+    parser = add_command(commands, "table", "statistics of every tensor: a table, CSV, Parquet or JSON")
     add_unit_options(parser)
     parser.add_argument("--csv", metavar="FILE", help="write CSV (UTF-8)")
     parser.add_argument("--bom", action="store_true", help="begin the CSV with a byte order mark, for Excel")
     parser.add_argument("--parquet", metavar="FILE", help="write Parquet (needs the extra 'table')")
-    parser.add_argument(
-        "--filter", type=parse_name, default="", metavar="TEXT", help="only entries whose key contains TEXT"
-    )
+    parser.add_argument("--filter", type=parse_name, default="", metavar="PATTERN", help=FILTER_HELP)
     parser.set_defaults(run=_run)
 
 

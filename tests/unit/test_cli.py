@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from msformat.cli import main
 
@@ -181,3 +182,61 @@ def test_dry_run_writes_nothing(dump: Path, tmp_path: Path, capsys: pytest.Captu
     assert code == 0
     assert "step0/rank" in out
     assert not (tmp_path / "out.zarr").exists()
+
+
+def test_a_narrow_terminal_gets_whole_words(
+    dump: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminal() -> Console:
+        return Console(file=sys.stdout, width=80, markup=False, emoji=False, highlight=False)
+
+    monkeypatch.setattr("msformat.cli.tables.console", terminal)
+    code, out, _ = run(capsys, "show", dump, KEY, "--steps", "0")
+    assert code == 0
+    # Names are never cut, and lines that hold more than one pair fit.
+    assert f"data_name {KEY}.parameters.weight.pt" in out
+    assert all(len(line) <= 80 for line in out.split("stack")[0].splitlines())
+    code, out, _ = run(capsys, "info", dump)
+    assert "step0/rank\n" in out
+    assert "complete yes" in out
+
+
+def test_totals_count_a_file_with_several_units_once(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "convert", dump, tmp_path / "d.h5")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line.split()][-1] == "total"
+    _, out, _ = run(capsys, "info", tmp_path / "d.h5", "--json")
+    found = json.loads(out)
+    assert found["total"]["bytes"] == (tmp_path / "d.h5").stat().st_size
+    assert found["total"]["files"] == 1
+    assert found["total"]["entries"] == sum(unit["entries"] for unit in found["units"])
+
+
+def test_a_filter_is_a_part_of_a_name_or_a_glob_everywhere(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for pattern in ("LayerNorm.forward", "Module.*.LayerNorm.forward.*"):
+        _, out, _ = run(capsys, "ls", dump, "--filter", pattern, "--steps", "0")
+        assert [line.split("\t")[1] for line in out.splitlines()] == [KEY]
+        _, out, _ = run(capsys, "table", dump, "--filter", pattern, "--steps", "0", "--json")
+        assert {row["entry"] for row in json.loads(out)} == {KEY}
+        to = ("--to", "files", "--overwrite")
+        run(capsys, "convert", dump, tmp_path / "part", "--filter", pattern, "--steps", "0", *to)
+        assert list(json.loads((tmp_path / "part/step0/rank/dump.json").read_text())["data"]) == [KEY]
+
+
+def test_show_offers_entries_for_a_part_of_a_key(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "show", dump, "module.norm")
+    assert code == 2
+    assert f"no entry 'module.norm'; near matches: '{KEY}'" in err
+    code, _, err = run(capsys, "show", dump, KEY.replace("Layer", "Lyer"))
+    assert "no entry" in err
+
+
+def test_files_that_cannot_be_written_are_named_as_they_were_given(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "table", dump, "--csv", tmp_path / "no" / "t.csv")
+    assert (code, err) == (2, f"msformat: {tmp_path / 'no' / 't.csv'}: no such file or directory\n")

@@ -184,3 +184,11 @@ def test_a_missing_library_names_its_extra(method: str, package: str, monkeypatc
     with pytest.raises(msformat.BackendMissingError, match=r"msformat\[table\]") as caught:
         getattr(Table.concat([]), method)()
     assert caught.value.package == package
+
+
+def test_a_table_pickles(unit: msformat.Unit) -> None:
+    table = unit.table()
+    copy = pickle.loads(pickle.dumps(table))
+    assert copy.columns == table.columns
+    assert [repr(row) for row in copy] == [repr(row) for row in table]  # NaN is not equal to itself
+    assert copy["Max"][3] is MISSING
