@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from msformat.digest import content_digest
 from msformat.errors import DTypeError, KeyExistsError, MsformatError
 from msformat.logical import LogicalBits, logical_bits
 from msformat.plan import PlannedTensor
 from msformat.stores.base import Store
+from msformat.sums import ContentSums
 
 __all__ = ["Transferred", "transfer", "verify_transfer"]
 
@@ -170,12 +170,15 @@ def _put(target: Store, item: _Read, done: Transferred) -> None:
 
 
 def verify_transfer(target: Store, digests: dict[str, str]) -> list[str]:
-    """Read every tensor back and compare it with the digest of what was read from the source."""
+    """Read every tensor back and compare it with the digest of what was read from the source.
+
+    What stands under several names is read once; that each name leads to the right content is checked for each.
+    """
     problems: list[str] = []
+    sums = ContentSums()
     for key, expected in digests.items():
         try:
-            stored = target.get(key)
-            found = content_digest(stored.bits(), stored.dtype)
+            found = sums.of(target.get(key)).digest
         except _BAD_TENSOR as error:
             problems.append(f"tensor {key!r} cannot be read back: {error}")
             continue

@@ -10,7 +10,6 @@ from typing import Any
 
 from msformat.atomic import is_temporary
 from msformat.check import check_document, check_entry, check_header
-from msformat.digest import canonical_crc32, content_digest
 from msformat.documents import DumpDocument
 from msformat.dtypes import DType, parse_dtype
 from msformat.errors import FormatError, MsformatError
@@ -21,6 +20,7 @@ from msformat.plan import ENTRY_DOCUMENTS, load_entries, tensor_references
 from msformat.schema import dump_header
 from msformat.stores.base import ReadOnlyBuffer, Store, StoredTensor
 from msformat.stores.registry import open_store
+from msformat.sums import ContentSums
 from msformat.unfinished import unit_documents
 
 __all__ = ["UnitVerification", "VerifyReport", "verify", "verify_unit"]
@@ -43,7 +43,7 @@ class UnitVerification:
     entries, tensors
         How many there are.
     checked
-        Uncompressed bytes of tensors read; 0 for a shallow run.
+        Uncompressed bytes of tensors compared, each name's in full; 0 for a shallow run.
     digests, checksums
         Tensors compared with the content digest of their store, and with the CRC-32 in the document (``md5``).
     problems
@@ -144,12 +144,13 @@ def _check_tensors(
     store: Store, documents: Mapping[str, ReadOnlyBuffer], found: UnitVerification, *, deep: bool
 ) -> None:
     declared = _declared(documents, store.location, found)
+    sums = ContentSums() if deep else None
     for key in store.keys():  # noqa: SIM118 (a Store is no mapping)
         found.tensors += 1
         records = declared.pop(key, None)
         if records is None:
             found.problems.append(f"tensor {key!r} is named by no entry")
-        _check_tensor(store, key, records or (), found, deep=deep)
+        _check_tensor(store, key, records or (), found, sums)
     for name, records in declared.items():
         found.problems += [f"entry {entry!r}: tensor {name!r} is missing" for entry, _ in records[:1]]
 
@@ -190,14 +191,18 @@ def _checked_values(dump: DumpDocument | None, source: str, problems: list[str])
 
 
 def _check_tensor(
-    store: Store, key: str, records: Iterable[tuple[str, dict[str, Any]]], found: UnitVerification, *, deep: bool
+    store: Store,
+    key: str,
+    records: Iterable[tuple[str, dict[str, Any]]],
+    found: UnitVerification,
+    sums: ContentSums | None,
 ) -> None:
     try:
         stored = store.get(key)
         for entry, record in records:
             found.problems += [f"entry {entry!r}: tensor {key!r} {fault}" for fault in _mismatches(stored, record)]
-        if deep:
-            _check_content(stored, records, found)
+        if sums is not None:
+            _check_content(stored, records, found, sums)
     except _BAD_TENSOR as error:
         found.problems.append(f"tensor {key!r}: {error}")
 
@@ -220,25 +225,26 @@ def _can_hold(stored: DType, declared: DType) -> bool:
 
 
 def _check_content(
-    stored: StoredTensor, records: Iterable[tuple[str, dict[str, Any]]], found: UnitVerification
+    stored: StoredTensor, records: Iterable[tuple[str, dict[str, Any]]], found: UnitVerification, sums: ContentSums
 ) -> None:
-    bits = stored.bits()
-    found.checked += bits.nbytes
+    recorded = [(entry, record["md5"]) for entry, record in records if _is_crc32(record.get("md5"))]
+    computed = sums.of(stored, crc32=bool(recorded))
+    found.checked += computed.nbytes
     if stored.digest is not None:
         found.digests += 1
-        if content_digest(bits, stored.dtype) != stored.digest:
+        if computed.digest != stored.digest:
             found.problems.append(f"tensor {stored.key!r}: its bytes do not match the digest {stored.digest}")
-    for entry, record in records:
-        recorded = record.get("md5")
-        # Other algorithms (26.2.0 has an xor of 16 digits) are not compared.
-        if not isinstance(recorded, str) or not _CRC32.fullmatch(recorded):
-            continue
+    for entry, checksum in recorded:
         found.checksums += 1
-        computed = canonical_crc32(bits, stored.dtype)
-        if computed != recorded.lower():
+        if computed.crc32 != checksum.lower():
             found.problems.append(
-                f"entry {entry!r}: tensor {stored.key!r} has CRC-32 {computed}, the document says {recorded}"
+                f"entry {entry!r}: tensor {stored.key!r} has CRC-32 {computed.crc32}, the document says {checksum}"
             )
+
+
+def _is_crc32(value: Any) -> bool:
+    """Other algorithms (26.2.0 has an xor of 16 digits) are not compared."""
+    return isinstance(value, str) and _CRC32.fullmatch(value) is not None
 
 
 # --- what should not be there ----------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ content addressing means the same in every store.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from msformat.digest import content_digest
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError
+from msformat.room import check_room
 from msformat.selection import Region, Selection, plan_selection
 
 __all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
@@ -87,6 +89,14 @@ class StoredTensor(ABC):
             count *= length
         return count
 
+    @property
+    def identity(self) -> Hashable | None:
+        """What the stored bytes are called where several keys may share them (an inode, an object's address).
+
+        Tensors of one open store with equal identity, dtype and shape have equal bits. None: nothing is known.
+        """
+        return None
+
     @abstractmethod
     def _read(self, region: Region) -> NDArray[Any]:
         """Stored bits of ``region.slices`` (one slice a *logical* axis; a lanes axis is always read whole).
@@ -102,8 +112,11 @@ class StoredTensor(ABC):
         ------
         CorruptTensorError
             Bytes are missing or short.
+        StoreError
+            More than this machine's memory; says how much.
         """
         region = plan_selection(selection, self.shape)
+        check_room(math.prod(region.shape) * self.dtype.itemsize, f"tensor {self.key!r}")
         found = region.finish(self._read(region))
         return np.array(found, dtype=self.dtype.storage, order="C", copy=True) if _is_shared(found) else found
 

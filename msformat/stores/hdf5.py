@@ -18,7 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -49,7 +49,7 @@ from msformat.stores.hdf5_layout import (
     write_attribute,
 )
 from msformat.stores.hdf5_paged import PagedFile
-from msformat.stores.hdf5_read import PackedChunks, packed_chunks, read_region
+from msformat.stores.hdf5_read import PackedChunks, check_dataset, read_region
 
 __all__ = ["Hdf5Store"]
 
@@ -80,12 +80,17 @@ class _Hdf5Tensor(StoredTensor):
     def digest(self, value: str | None) -> None:
         self._digest = value
 
+    @property
+    def identity(self) -> Hashable:
+        """The address of the dataset: names are hard links."""
+        with guard.named_errors(self._store._label(self.key), CorruptTensorError):
+            return int(guard.load_h5py().h5o.get_info(self._store._dataset(self.key)).addr)
+
     def _read(self, region: Region) -> NDArray[Any]:
         dataset = self._store._dataset(self.key)
         label = self._store._label(self.key)
         if not self._checked:
-            guard.check_backing(dataset, self._store._file_size(), label)
-            self._packed = packed_chunks(dataset, self.dtype.storage)
+            self._packed = check_dataset(dataset, self.dtype.storage, self._store._file_size(), label)
             self._checked = True
         return read_region(dataset, region, self.dtype, label, self._packed, self._store._pipeline)
 
@@ -363,9 +368,10 @@ class Hdf5Store(Store):
         dtype, shape = guard.dataset_dtype(dataset, label)
         if dtype is not _UINT8 or len(shape) != 1:
             raise StoreError(f"{label}: is no row of bytes")
-        guard.check_backing(dataset, self._file_size(), label)
+        packed = check_dataset(dataset, dtype.storage, self._file_size(), label)
+        check_document(shape[0], dataset.get_storage_size(), label)
         whole = Region((slice(0, shape[0], 1),), (slice(None),))
-        bits = read_region(dataset, whole, dtype, label, packed_chunks(dataset, dtype.storage), self._pipeline)
+        bits = read_region(dataset, whole, dtype, label, packed, self._pipeline)
         return bits.data.toreadonly()
 
     def documents(self) -> tuple[str, ...]:

@@ -270,8 +270,13 @@ def _plain_dtype(stored: np.dtype[Any]) -> DType:
     return dtype
 
 
-def check_backing(dataset: Any, file_size: int, label: str) -> None:
+def check_backing(dataset: Any, file_size: int, label: str) -> tuple[Any, Any]:
     """Make sure that the stored bytes can back the declared shape, before anything of its size is allocated.
+
+    Returns
+    -------
+    plan, kind
+        The dataset's creation property list and its type: asking for them again would cost as much as a small read.
 
     Raises
     ------
@@ -283,36 +288,38 @@ def check_backing(dataset: Any, file_size: int, label: str) -> None:
         Compressed with a filter that is not installed.
     """
     with named_errors(label, CorruptTensorError):
-        _check_backing(dataset, file_size, label)
+        plan, kind = dataset.get_create_plist(), dataset.get_type()
+        _check_backing(dataset, plan, kind.get_size(), file_size, label)
+    return plan, kind
 
 
-def _check_backing(dataset: Any, file_size: int, label: str) -> None:
+def _check_backing(dataset: Any, plan: Any, itemsize: int, file_size: int, label: str) -> None:
     h5py = load_h5py()
-    plan = dataset.get_create_plist()
     layout = plan.get_layout()
     if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
         raise UnsafeInputError(f"{label}: is a virtual dataset, whose data lie elsewhere")
     if layout == h5py.h5d.CONTIGUOUS and plan.get_external_count():
         raise UnsafeInputError(f"{label}: its data lie in another file")
     stored = dataset.get_storage_size()
-    wanted = math.prod(dataset.shape) * dataset.get_type().get_size()
+    shape = dataset.shape  # a new dataspace at each look
+    wanted = math.prod(shape) * itemsize
     if wanted == 0:
         return
     if stored > file_size:
         raise CorruptTensorError(f"{label}: declares {stored} stored bytes in a file of {file_size}")
     if layout == h5py.h5d.CHUNKED:
-        _check_chunks(dataset, plan, stored, wanted, label)
+        _check_chunks(dataset, plan, shape, itemsize, stored, label)
     elif stored < wanted:
         raise CorruptTensorError(f"{label}: declares {wanted} bytes, but {stored} are stored")
 
 
-def _check_chunks(dataset: Any, plan: Any, stored: int, wanted: int, label: str) -> None:
+def _check_chunks(dataset: Any, plan: Any, shape: tuple[int, ...], itemsize: int, stored: int, label: str) -> None:
     h5py = load_h5py()
     chunk = plan.get_chunk()
-    chunk_bytes = math.prod(chunk) * dataset.get_type().get_size()
+    chunk_bytes = math.prod(chunk) * itemsize
     if chunk_bytes > _CHUNK_LIMIT:
         raise CorruptTensorError(f"{label}: chunks of {chunk_bytes} bytes are refused (limit {_CHUNK_LIMIT})")
-    expected = math.prod(-(-length // part) for length, part in zip(dataset.shape, chunk, strict=True))
+    expected = math.prod(-(-length // part) for length, part in zip(shape, chunk, strict=True))
     found = dataset.get_num_chunks()
     if found != expected:
         raise CorruptTensorError(f"{label}: {found} of {expected} chunks are stored")
@@ -321,6 +328,7 @@ def _check_chunks(dataset: Any, plan: Any, stored: int, wanted: int, label: str)
         if not _filter_available(h5py, code):
             raise StoreError(f"{label}: compressed with HDF5 filter {code}, which is not installed; {_PLUGIN_ADVICE}")
     known = set(codes) <= {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
+    wanted = math.prod(shape) * itemsize
     if wanted > stored * (_DEFLATE_RATIO if known else _ANY_RATIO):
         raise CorruptTensorError(f"{label}: {stored} stored bytes cannot hold {wanted}")
 

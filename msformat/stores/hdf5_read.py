@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,7 +25,7 @@ from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.hdf5_chunks import UNPACK_ERRORS, ChunkPipeline, inflate
 
-__all__ = ["PackedChunks", "packed_chunks", "read_region"]
+__all__ = ["PackedChunks", "check_dataset", "read_region"]
 
 _READ_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, TypeError, *UNPACK_ERRORS)
 
@@ -43,6 +43,8 @@ class PackedChunks:
 
     Attributes
     ----------
+    whole
+        Shape of the dataset.
     shape
         Shape of a chunk.
     itemsize
@@ -51,6 +53,7 @@ class PackedChunks:
         Whether shuffle is the first filter; deflate is the last.
     """
 
+    whole: tuple[int, ...]
     shape: tuple[int, ...]
     itemsize: int
     shuffled: bool
@@ -84,16 +87,28 @@ class PackedChunks:
             elements[:, number] = plane
 
 
-def packed_chunks(dataset: Any, storage: np.dtype[Any]) -> PackedChunks | None:
-    """How a dataset's chunks are unpacked here; None where HDF5 has to do it.
+def check_dataset(dataset: Any, storage: np.dtype[Any], file_size: int, label: str) -> PackedChunks | None:
+    """Check a dataset before it is read, as :func:`msformat.stores.hdf5_guard.check_backing` does.
 
     Parameters
     ----------
     storage
-        Type of the array that is read; the dataset must hold exactly that.
+        Type of the array that is read.
+    file_size
+        Bytes of the file.
+
+    Returns
+    -------
+    PackedChunks | None
+        How its chunks are unpacked here; None where HDF5 has to do it.
     """
+    plan, kind = guard.check_backing(dataset, file_size, label)
+    with guard.named_errors(label, CorruptTensorError):
+        return _packed_chunks(dataset, plan, kind, storage)
+
+
+def _packed_chunks(dataset: Any, plan: Any, kind: Any, storage: np.dtype[Any]) -> PackedChunks | None:
     h5py = guard.load_h5py()
-    plan = dataset.get_create_plist()
     if plan.get_layout() != h5py.h5d.CHUNKED or not hasattr(dataset, "read_direct_chunk"):
         return None
     filters = [plan.get_filter(number) for number in range(plan.get_nfilters())]
@@ -102,9 +117,9 @@ def packed_chunks(dataset: Any, storage: np.dtype[Any]) -> PackedChunks | None:
         return None
     if shuffled and tuple(filters[0][2][:1]) != (storage.itemsize,):
         return None
-    if not any(dataset.get_type() == kind for kind in _file_types(storage)):
+    if not any(kind == same for same in _file_types(storage)):
         return None
-    return PackedChunks(tuple(plan.get_chunk()), storage.itemsize, shuffled)
+    return PackedChunks(dataset.shape, tuple(plan.get_chunk()), storage.itemsize, shuffled)
 
 
 @lru_cache(maxsize=64)
@@ -119,17 +134,17 @@ def read_region(
     region: Region,
     dtype: DType,
     label: str,
-    packed: PackedChunks | None = None,
-    pipeline: ChunkPipeline | None = None,
+    packed: PackedChunks | None,
+    pipeline: ChunkPipeline,
 ) -> NDArray[Any]:
     """Stored bits of a region; of a chunked dataset only the chunks it touches are read.
 
     Parameters
     ----------
     dataset
-        One that passed :func:`msformat.stores.hdf5_guard.check_backing`.
+        One that passed :func:`check_dataset`.
     packed
-        From :func:`packed_chunks`; None leaves all to HDF5.
+        What that returned.
     pipeline
         Whose threads help.
 
@@ -143,7 +158,7 @@ def read_region(
         return bits
     slices = (*region.slices, *((slice(0, dtype.lanes, 1),) if dtype.lanes > 1 else ()))
     try:
-        if packed is None or not _takes_most(slices, dataset.shape, packed.shape):
+        if packed is None or not (bits.shape == packed.whole or _takes_most(slices, packed)):
             _read_by_hdf5(dataset, slices, bits)
             return bits
         try:
@@ -165,26 +180,26 @@ def _read_by_hdf5(dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any]) -
     dataset.read(memory, file, bits, _file_types(bits.dtype)[0])
 
 
-def _takes_most(slices: tuple[slice, ...], shape: tuple[int, ...], chunk: tuple[int, ...]) -> bool:
+def _takes_most(slices: tuple[slice, ...], packed: PackedChunks) -> bool:
     """Whether at least half of what the touched chunks hold is wanted. For less, HDF5 keeps chunks it unpacked."""
     touched = wanted = 1
-    for taken, length, part in zip(slices, shape, chunk, strict=True):
+    for taken, length, part in zip(slices, packed.whole, packed.shape, strict=True):
         touched *= min(-(-taken.stop // part) * part, length) - taken.start // part * part
         wanted *= len(range(taken.start, taken.stop, taken.step))
     return 2 * wanted >= touched and all(taken.step == 1 for taken in slices)
 
 
 def _read_packed(
-    dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any], packed: PackedChunks, pipeline: ChunkPipeline | None
+    dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any], packed: PackedChunks, pipeline: ChunkPipeline
 ) -> None:
     """Fetch each chunk, and unpack it in a free thread, or here when all are busy."""
-    axes = [list(_cut(taken, part)) for taken, part in zip(slices, packed.shape, strict=True)]
-    threads = pipeline.threads if pipeline is not None and math.prod(map(len, axes)) > 1 else 0
+    places = list(itertools.product(*map(_cut, slices, packed.shape)))
+    threads = min(pipeline.threads, len(places) - 1)
     running: deque[Future[None]] = deque()
-    for parts in itertools.product(*axes):
+    for parts in places:
         mask, raw = dataset.read_direct_chunk(tuple(start for start, _, _ in parts))
-        job: Callable[[], None] = partial(_unpack, packed, raw, mask, parts, bits, dataset.shape)
-        future = pipeline.submit(job) if pipeline is not None and len(running) < threads else None
+        job = partial(_unpack, packed, raw, mask, parts, bits)
+        future = pipeline.submit(job) if len(running) < threads else None
         if future is None:
             job()
         else:
@@ -202,14 +217,13 @@ def _cut(taken: slice, chunk: int) -> Iterator[_Part]:
         yield start, slice(first - start, last - start), slice(first - taken.start, last - taken.start)
 
 
-def _unpack(
-    packed: PackedChunks, raw: bytes, mask: int, parts: tuple[_Part, ...], bits: NDArray[Any], shape: tuple[int, ...]
-) -> None:
+def _unpack(packed: PackedChunks, raw: bytes, mask: int, parts: tuple[_Part, ...], bits: NDArray[Any]) -> None:
     """Unpack a chunk into its place in ``bits``."""
     try:
         data = packed.open(raw, mask)
     except UNPACK_ERRORS as error:
-        sticks_out = any(p[0] + part > length for p, part, length in zip(parts, packed.shape, shape, strict=True))
+        ends = (start + part for (start, _, _), part in zip(parts, packed.shape, strict=True))
+        sticks_out = any(end > length for end, length in zip(ends, packed.whole, strict=True))
         # Newer files may keep chunks that stick out unpacked, without a word in their mask.
         if sticks_out and len(raw) == packed.nbytes and not isinstance(error, OverflowError):
             raise _LeftToHdf5 from error

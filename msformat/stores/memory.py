@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ class _MemoryTensor(StoredTensor):
     def __init__(self, key: str, bits: NDArray[Any], dtype: DType, digest: str) -> None:
         super().__init__(key, dtype, dtype.logical_shape(bits.shape), digest)
         self._bits = bits
+
+    @property
+    def identity(self) -> Hashable:
+        return id(self._bits)
 
     def _read(self, region: Region) -> NDArray[Any]:
         return self._bits[region.slices]

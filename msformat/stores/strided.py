@@ -6,7 +6,7 @@ Used by ``.npy`` and ``.pt`` alike. Sizes are checked against the file before an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -159,6 +159,10 @@ class FileTensor(StoredTensor):
         self._check = check
         self._kept = kept if kept is not None and len(kept) <= KEPT_BYTES else None
         extent.check(self._source)
+
+    @property
+    def identity(self) -> Hashable | None:
+        return self._files.identity(self._extent.path)
 
     def _read(self, region: Region) -> NDArray[Any]:
         kept, self._kept = self._kept, None

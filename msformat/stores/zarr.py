@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,6 +75,10 @@ class ZarrTensor(StoredTensor):
         super().__init__(key, dtype, place.shape or (), place.digest)
         self._place = place
         self._store = store
+
+    @property
+    def identity(self) -> Hashable:
+        return self._place.node, self._place.offset
 
     def _read(self, region: Region) -> NDArray[Any]:
         slices = region.slices
