@@ -151,13 +151,15 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 _ALIASES = {"open": "open_dump", "convert_dump": "convert", "recover_dump": "recover", "verify_dump": "verify"}
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(import_module(f"{__name__}.{home}"), _ALIASES.get(name, name))
-    globals()[name] = found  # the next use finds it at once
-    return found
+if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(import_module(f"{__name__}.{home}"), _ALIASES.get(name, name))
+        globals()[name] = found  # the next use finds it at once
+        return found
 
 
 def __dir__() -> list[str]:

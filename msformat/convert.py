@@ -203,6 +203,8 @@ def convert(
         report.units = _convert_single(jobs, destination, options, progress)
     else:
         report.units = list(_convert_tree(jobs, options, progress, executor))
+    if destination.backend == "files" and options.compression not in ("auto", "none"):
+        report.notes.append(f"canonical files are not compressed: {options.compression} was left out")
     if options.patterns and not any(unit.entries for unit in report.units):
         report.problems.append(f"no entry matches {', '.join(map(repr, options.patterns))}")
     return report

@@ -19,7 +19,7 @@ from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputE
 from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
 from msformat.lookalikes import describe_directory, describe_file
 from msformat.names import natural_key
-from msformat.stores.registry import store_class
+from msformat.stores.registry import BUILTIN_STORES, available_stores, store_class
 from msformat.units import BRANCHES, UnitKey, is_rank_label, parse_step_label, parse_unit_path, separate_runs
 
 __all__ = ["JOURNAL_NAME", "UnitKey", "UnitLocation", "find_units", "parse_unit_path", "unit_backend"]
@@ -29,6 +29,9 @@ _DOCUMENTS = ("dump.json", "debug.json")
 _TENSORS = "dump_tensor_data"
 # Containers inside a unit directory, the preferred one first.
 _CONTAINERS = {"dump.h5": "hdf5", "dump.zarr": "zarr"}
+_CONTAINER_STEM = "dump."
+# What makes a directory a unit of canonical files.
+_FILES = (*_DOCUMENTS, _TENSORS)
 # Naming one of these names its unit.
 _UNIT_FILES = {*_DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log", "tensors.jsonl", JOURNAL_NAME}
 _HDF5_SUFFIXES = (".h5", ".hdf5")
@@ -326,7 +329,7 @@ class _Finder:
             return False
         self._note_double(path, items, backend)
         where = self.fs.describe(path)
-        name = next((name for name, kind in _CONTAINERS.items() if kind == backend), "")
+        name = "" if backend == "files" else _found(items)
         location = self.fs.describe(join(path, name)) if name else where
         journal = self.fs.describe(join(path, JOURNAL_NAME)) if _has(items, JOURNAL_NAME, "file") else None
         unit = UnitLocation(context.key, backend, location, directory=where, journal=journal)
@@ -379,14 +382,22 @@ def _found(items: Sequence[Item]) -> str:
             return name
     if _has(items, _TENSORS, "directory"):
         return _TENSORS
-    return next((name for name in _CONTAINERS if _has_container(items, name)), "")
+    return next((name for name in _CONTAINERS if _has_container(items, name)), "") or _found_plugin(items)
+
+
+def _found_plugin(items: Sequence[Item]) -> str:
+    """``dump.{backend}`` of a store that another package registers."""
+    names = [item.name for item in items if item.name.startswith(_CONTAINER_STEM)]
+    # Plug-ins are asked for only where something might be theirs: that reads the metadata of all packages.
+    backends = set(available_stores()) - set(BUILTIN_STORES) if names else set()
+    return next((name for name in names if name.removeprefix(_CONTAINER_STEM) in backends), "")
 
 
 def _backend(items: Sequence[Item]) -> str | None:
     """Canonical files before containers: they are what msprobe itself would read."""
     found = _found(items)
     if found:
-        return _CONTAINERS.get(found, "files")
+        return "files" if found in _FILES else _CONTAINERS.get(found) or found.removeprefix(_CONTAINER_STEM)
     # Killed before the first tensor: containers are made when they are opened, so this was to become files.
     return "files" if _has(items, JOURNAL_NAME, "file") else None
 

@@ -36,7 +36,7 @@ from msformat.names import SUFFIXES, safe_data_name
 from msformat.replay import StackGroups
 from msformat.schema import check_entry, check_header, dump_header
 from msformat.stores.base import Store, StoreOptions
-from msformat.stores.registry import open_store
+from msformat.stores.registry import open_store, store_class
 
 __all__ = ["DumpWriter"]
 
@@ -72,7 +72,7 @@ class DumpWriter:
     Raises
     ------
     StoreError
-        The directory holds a dump, or is being written by another process.
+        The directory holds a dump, or is being written by another process; or there is no such store.
     SchemaError
         The header is not what the format says.
     """
@@ -109,6 +109,7 @@ class DumpWriter:
         self._unsynced_bytes = 0
         self._is_dirty = False
         self._end = ""
+        store_class(backend)  # a misspelt name shows here, not in the middle of a step
         check_header(dump_header(header), os.path.join(self.unit_dir, document))
         self._refuse_occupied()
 
