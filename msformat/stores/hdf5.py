@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, StoreError, TensorNotFoundError
+from msformat.room import check_document
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
@@ -369,7 +370,7 @@ class Hdf5Store(Store):
         if dtype is not _UINT8 or len(shape) != 1:
             raise StoreError(f"{label}: is no row of bytes")
         packed = check_dataset(dataset, dtype.storage, self._file_size(), label)
-        check_document(shape[0], dataset.get_storage_size(), label)
+        check_document(shape[0], dataset.get_storage_size, label)
         whole = Region((slice(0, shape[0], 1),), (slice(None),))
         bits = read_region(dataset, whole, dtype, label, packed, self._pipeline)
         return bits.data.toreadonly()

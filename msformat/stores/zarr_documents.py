@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 
 from msformat.atomic import fsync_directory, write_atomic
 from msformat.errors import CorruptTensorError, FormatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, join
+from msformat.room import check_document
 from msformat.stores.base import ReadOnlyBuffer
 from msformat.stores.codecs import CHUNK_TARGET
 from msformat.stores.zarr_codecs import document_encoder
@@ -43,6 +45,7 @@ def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOn
             raise FormatError(f"{where}: a document is a 1-D uint8 array, not {list(meta.shape)} {meta.storage}")
         if limit is not None and meta.shape[0] > limit:
             raise UnsafeInputError(f"{where}: {meta.shape[0]} bytes, at most {limit} expected")
+        check_document(meta.shape[0], partial(_stored_bytes, fs, node), where)
         try:
             return read_array(fs, node, meta, "document").tobytes()
         except CorruptTensorError:
@@ -50,6 +53,12 @@ def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOn
             if last:
                 raise
     return None
+
+
+def _stored_bytes(fs: FileSystem, node: str) -> int:
+    """What the chunks take; they lie in the array's directory, or in one called ``c`` there."""
+    below = [path for path in (node, join(node, "c")) if fs.kind(path) == "directory"]
+    return sum(item.size for path in below for item in fs.list(path) if item.kind == "file")
 
 
 def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None) -> None:
