@@ -19,11 +19,11 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
 from msformat.errors import BackendMissingError, MsformatError, StoreError, UnsafeInputError
 
-__all__ = ["FileSystem", "Item", "Kind", "LocalFileSystem", "is_url", "join", "open_filesystem"]
+__all__ = ["MAP_FROM", "FileSystem", "Item", "Kind", "LocalFileSystem", "is_url", "join", "open_filesystem"]
 
 Kind: TypeAlias = Literal["file", "directory", "special"]
 # Below this a read is cheaper than a map.
-_MAP_FROM = 1 << 16
+MAP_FROM = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,11 @@ class FileSystem(Protocol):
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         """Bytes ``start`` to ``start + length`` of a regular file; fewer where it ends earlier."""
 
-    def map(self, path: str) -> bytes | memoryview:
-        """A whole regular file, mapped where that is possible."""
+    def map(self, path: str, *, above: int = MAP_FROM) -> bytes | memoryview:
+        """A whole regular file, mapped where that is possible and it has more than ``above`` bytes, else read.
+
+        A map of a file that shrinks ends the process (SIGBUS): map what is used at once, or what nobody rewrites.
+        """
 
     def open(self, path: str) -> BinaryIO:
         """A seekable stream over a regular file."""
@@ -211,10 +214,10 @@ class LocalFileSystem:
             stream.seek(start)
             return _read_exactly(stream.read, wanted)
 
-    def map(self, path: str) -> bytes | memoryview:
+    def map(self, path: str, *, above: int = MAP_FROM) -> bytes | memoryview:
         with self.open(path) as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size < _MAP_FROM:
+            if size <= above:
                 return _read_exactly(stream.read, size)
             return memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
 
@@ -297,7 +300,7 @@ class _FsspecFileSystem:
         with _remote_errors(self.describe(path)):
             return bytes(self._remote.cat_file(self._full(path), start=start, end=end))
 
-    def map(self, path: str) -> bytes | memoryview:
+    def map(self, path: str, *, above: int = MAP_FROM) -> bytes | memoryview:  # noqa: ARG002 (there are no maps)
         return self.read(path)
 
     def open(self, path: str) -> BinaryIO:

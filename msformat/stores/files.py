@@ -31,6 +31,8 @@ __all__ = ["DATA_DIRECTORY", "FilesStore"]
 DATA_DIRECTORY = "dump_tensor_data"
 _JOURNAL = "journal.jsonl"
 _DOCUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+# msprobe rewrites dump.json in place while a run goes on: up to this size readers keep what they saw.
+_MAP_DOCUMENT = 256 << 20
 # A name with "/" in it is a nested file; deeper trees are no dump.
 _MAX_DEPTH = 8
 
@@ -277,10 +279,10 @@ class FilesStore(Store):
             raise StoreError(f"{path}: {error.strerror or error}") from error
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
-        """The bytes of a document, mapped if large; None where there is none of that name."""
+        """The bytes of a document, mapped if very large; None where there is none of that name."""
         if not _is_document(name) or self._files.kind(name) is None:
             return None
-        return self._files.map(name)
+        return self._files.map(name, above=_MAP_DOCUMENT)
 
     def documents(self) -> tuple[str, ...]:
         """Every regular file beside ``dump_tensor_data`` that is no store, journal or temporary."""

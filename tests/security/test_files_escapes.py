@@ -13,7 +13,9 @@ import pytest
 
 from msformat.dtypes import dtype_named
 from msformat.errors import FormatError, MsformatError, StoreError, TensorNotFoundError, UnsafeInputError
+from msformat.filesystem import MAP_FROM
 from msformat.stores.files import FilesStore
+from tests.small_dumps import write_unit
 
 FLOAT32 = dtype_named("float32")
 
@@ -195,7 +197,9 @@ import sys
 import pickle
 for name in ("loads", "load", "Unpickler", "_Unpickler"):
     setattr(pickle, name, None)
+from msformat.filesystem import MAP_FROM
 from msformat.stores.files import FilesStore
+from tests.small_dumps import write_unit
 store = FilesStore({str(unit)!r})
 assert store.get("good.npy").numpy().tolist() == [0, 1, 2]
 assert bytes(store.get_document("dump.json")) == b"{{}}"
@@ -212,3 +216,35 @@ def test_names_that_no_file_system_can_hold(name: str, unit: Path) -> None:
         with pytest.raises(TensorNotFoundError):
             store.get(name)
     assert still_readable(unit)
+
+
+SHRINKS = """
+import os, sys
+import msformat
+from msformat.errors import MsformatError
+unit = msformat.open(sys.argv[1])[0]
+keys = list(unit)
+tensor = unit[keys[0]].tensors[0]
+stored = tensor.stored
+os.truncate(os.path.join(sys.argv[1], "step0/rank", "dump.json"), 10)
+os.truncate(os.path.join(sys.argv[1], "step0/rank/dump_tensor_data", tensor.data_name), 10)
+print(unit[keys[-1]].key)
+try:
+    stored.bits()
+except MsformatError as error:
+    print(error)
+"""
+
+
+def test_files_that_shrink_under_the_reader(tmp_path: Path) -> None:
+    arrays = {f"Functional.relu.{n}.forward": np.zeros((200, 200), np.float32) for n in range(400)}
+    unit = write_unit(tmp_path / "dump/step0/rank", arrays)
+    assert (unit / "dump.json").stat().st_size > MAP_FROM
+    # In a process of its own: a map of a file that shrinks would be its end.
+    done = subprocess.run(
+        [sys.executable, "-c", SHRINKS, str(tmp_path / "dump")], capture_output=True, text=True, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "Functional.relu.399.forward"
+    assert "bytes too early" in done.stdout
