@@ -275,9 +275,15 @@ class _Finder:
     root: str = ""
     units: dict[UnitKey, UnitLocation] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    unlisted: set[str] = field(default_factory=set)
 
     def note(self, path: str, text: str) -> None:
         self.problems.append(f"{self.fs.describe(path)}: {text}")
+
+    def note_no_unit(self, path: str, items: Sequence[Item]) -> None:
+        """Say that nothing is in a directory, unless that it cannot be listed was said already."""
+        if path not in self.unlisted:
+            self.note(path, _no_unit(path, items))
 
     def list(self, path: str) -> list[Item]:
         """What may be read in a directory; the rest is noted."""
@@ -288,6 +294,7 @@ class _Finder:
                 found = self.fs.list(path)
             except (OSError, UnsafeInputError) as error:
                 self.note(path, f"cannot be listed: {error}")
+                self.unlisted.add(path)
                 return []
         for item in found:
             if item.kind == "special" and not is_temporary(item.name):
@@ -318,14 +325,14 @@ class _Finder:
         if len(self.units) > before or self.unit(path, items, context):
             return
         if not ranks:
-            self.note(path, _no_unit(path, items))
+            self.note_no_unit(path, items)
 
     def unit(self, path: str, items: Sequence[Item], context: _Context, *, expected: bool = False) -> bool:
         """Take a directory as a unit, if it is one."""
         backend = _backend(items)
         if backend is None:
             if expected:
-                self.note(path, _no_unit(path, items))
+                self.note_no_unit(path, items)
             return False
         self._note_double(path, items, backend)
         where = self.fs.describe(path)

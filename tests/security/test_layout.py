@@ -141,3 +141,21 @@ def test_no_file_is_opened_to_find_units(tree: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "open", refuse)
     assert found(tree) == ["step0/rank0"]
+
+
+def test_a_directory_that_cannot_be_listed_is_one_problem(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permissions do not bind root, so the system's answer is made up."""
+    real = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("step1"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    (tree / "step1").mkdir(exist_ok=True)
+    monkeypatch.setattr(os, "scandir", refuse)
+    units, problems = find_units(tree)
+    assert units
+    assert [text for text in problems if "step1" in text] == [
+        f"{tree / 'step1'}: cannot be listed: [Errno 13] Permission denied: {str(tree / 'step1')!r}"
+    ]
