@@ -330,7 +330,8 @@ class Hdf5Store(Store):
             )
 
     def _write_chunk(self, dataset: Any, offset: tuple[int, ...], packed: Packed) -> None:
-        dataset.write_direct_chunk(offset, packed[0], packed[1])
+        with guard.library_lock():
+            dataset.write_direct_chunk(offset, packed[0], packed[1])
         assert self._paged is not None
         if self._paged.error is not None:
             raise self._paged.error

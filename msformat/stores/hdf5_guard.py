@@ -37,6 +37,7 @@ __all__ = [
     "dataset_dtype",
     "escape",
     "find_groups",
+    "library_lock",
     "link_names",
     "links_of",
     "load_h5py",
@@ -70,6 +71,16 @@ def load_h5py() -> Any:
         return import_module("h5py")
     except ImportError as error:
         raise BackendMissingError("h5py", "hdf5", "the HDF5 store") from error
+
+
+@lru_cache(maxsize=1)
+def library_lock() -> Any:
+    """The re-entrant lock h5py holds in each call of HDF5, which does not stand two threads.
+
+    h5py 3.8 forgets it where chunks are read and written directly.
+    """
+    load_h5py()
+    return import_module("h5py._objects").phil
 
 
 @contextlib.contextmanager

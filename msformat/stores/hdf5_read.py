@@ -197,7 +197,8 @@ def _read_packed(
     threads = min(pipeline.threads, len(places) - 1)
     running: deque[Future[None]] = deque()
     for parts in places:
-        mask, raw = dataset.read_direct_chunk(tuple(start for start, _, _ in parts))
+        with guard.library_lock():
+            mask, raw = dataset.read_direct_chunk(tuple(start for start, _, _ in parts))
         job = partial(_unpack, packed, raw, mask, parts, bits)
         future = pipeline.submit(job) if len(running) < threads else None
         if future is None:

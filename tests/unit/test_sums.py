@@ -99,7 +99,7 @@ def test_the_same_bytes_of_two_types_are_two_contents(tmp_path: Path) -> None:
 def test_a_wrong_digest_is_told_for_each_name(tmp_path: Path, reads: list[str]) -> None:
     fill(tmp_path, "hdf5").close()
     with h5py.File(tmp_path / "d.h5", "r+") as file:
-        file["tensors/b.npy"].attrs["xxh3_128"] = np.bytes_("0" * 32)
+        file["tensors/b.npy"].attrs.modify("xxh3_128", np.bytes_("0" * 32))
     (unit,) = verify(tmp_path / "d.h5").units
     wrong = [problem for problem in unit.problems if "do not match the digest" in problem]
     assert len(wrong) == 3
