@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from msformat.cli import convert, inspect, maintain, table
-from msformat.cli.output import fix_encoding, problem, spoken_warnings
+from msformat.cli.output import drop, fix_encoding, problem, spoken_warnings
 from msformat.errors import MsformatError
 
 __all__ = ["main"]
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             code: int = arguments.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our pipe (head, less) has seen enough. Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our pipe (head, less) has seen enough.
+        drop(sys.stdout)
         return 0
     except KeyboardInterrupt:
         problem("interrupted; what was finished stays, what was not is removed")
@@ -58,9 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MsformatError, OSError, UnicodeEncodeError) as error:
         # The last one: a name that the locale's file names cannot spell.
         problem(_in_words(error))
+        _finish_output()
         return 2
     # What was warned about is not as it should be, though something was shown.
     return code or min(1, len(said))
+
+
+def _finish_output() -> None:
+    """Write what was printed before an error, unless that very output was the error (a full disk)."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop(sys.stdout)
 
 
 def _in_words(error: Exception) -> str:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "bytes_text",
     "console",
+    "drop",
     "fix_encoding",
     "plain",
     "print_json",
@@ -89,8 +90,19 @@ def problem(text: str) -> None:
     """One line on standard error for something that went wrong while the rest goes on."""
     # A stranger's name or shape may be megabytes long.
     shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
-    with suppress(OSError):  # a full or broken standard error; the exit code still tells
+    try:
         sys.stderr.write(f"msformat: {plain(shown)}\n")
+        sys.stderr.flush()
+    except OSError:  # a full or broken standard error; the exit code still tells
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Send what a stream still holds, and all that follows, to the null device: Python would complain at exit."""
+    with suppress(OSError, ValueError):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_store_of_another_package_is_written_found_and_converted(shelf: Path) -> None:
-    assert msformat.available_stores()[-1] == "shelf"
+    assert "shelf" in msformat.available_stores()
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     record = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 3], "data_name": "x.0.debug.npy"}
     with msformat.DumpWriter(shelf / "step0" / "rank0", HEADER, backend="shelf", document="debug.json") as writer:
