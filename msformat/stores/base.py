@@ -7,7 +7,6 @@ content addressing means the same in every store.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from msformat.digest import content_digest
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError
-from msformat.room import check_room
 from msformat.selection import Region, Selection, plan_selection
 
 __all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
@@ -116,7 +114,6 @@ class StoredTensor(ABC):
             More than this machine's memory; says how much.
         """
         region = plan_selection(selection, self.shape)
-        check_room(math.prod(region.shape) * self.dtype.itemsize, f"tensor {self.key!r}")
         found = region.finish(self._read(region))
         return np.array(found, dtype=self.dtype.storage, order="C", copy=True) if _is_shared(found) else found
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError
+from msformat.room import check_room
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.hdf5_chunks import UNPACK_ERRORS, ChunkPipeline, inflate
@@ -153,6 +154,8 @@ def read_region(
     CorruptTensorError
         They cannot be read: a chunk does not unpack, or the file ends too early.
     """
+    # What the file stores was checked against the shape before; what it unpacks to may still be more than memory.
+    check_room(math.prod(region.shape) * dtype.itemsize, label)
     bits: NDArray[Any] = np.empty(dtype.stored_shape(region.shape), dtype.storage)
     if bits.size == 0:
         return bits

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError, FormatError, UnsafeInputError
 from msformat.filesystem import FileSystem, LocalFileSystem
+from msformat.room import check_room
 from msformat.selection import Region
 from msformat.stores.base import StoredTensor
 
@@ -89,6 +90,7 @@ class Extent:
             raise UnsafeInputError(
                 f"{source}: a view of {wanted} bytes repeats a storage of {self.nbytes}: read a slice of it"
             )
+        check_room(wanted, source)
         hull = self._reach(self.shape) + self.element.itemsize
         first = self.start + self.offset
         if kept is not None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from msformat.errors import CorruptTensorError
 from msformat.filesystem import FileSystem, join
+from msformat.room import check_room
 from msformat.stores.zarr_metadata import ArrayMeta
 
 __all__ = ["ChunkCache", "read_array", "read_region"]
@@ -100,6 +101,7 @@ def read_region(
     if math.prod(shape) * meta.storage.itemsize > _TRUSTED_BYTES:
         for parts in _regions(slices, meta.chunks):
             reader.check(parts)
+    check_room(math.prod(shape) * meta.storage.itemsize, what)
     result = np.empty(shape, meta.storage)
     for parts in _regions(slices, meta.chunks):
         result[tuple(part.result for part in parts)] = reader.read(parts)[tuple(part.inside for part in parts)]
