@@ -271,7 +271,7 @@ def test_a_bomb_unpacks_no_more_than_a_chunk(path: str, length: int, library: st
     # As long as a raw chunk would be, so that one which sticks out could pass for one.
     part = len(bomb) // 4 + 1
     write_raw(path, np.zeros(part * 2 - 1000 + length, np.float32), (part,), [(bomb.ljust(part * 4, b"\0"), 0)] * 2)
-    # One thread: stopping tracemalloc while another allocates outside the GIL crashes CPython before 3.13.2 (gh-128679).
+    # One thread: stopping tracemalloc while another allocates without the GIL crashes CPython 3.11 (gh-128679).
     with Hdf5Store(path, options=StoreOptions(threads=0)) as store:
         tracemalloc.start()
         try:
