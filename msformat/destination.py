@@ -249,9 +249,12 @@ def _half_made(path: str) -> list[str]:
 
 
 def remove_temporary(path: str) -> None:
-    """Remove a temporary of ours, file or folder; anything else is left alone."""
+    """Remove a temporary of ours, file or folder, and temporaries of it; anything else is left alone."""
     if not is_temporary(Path(path).name):
         raise StoreError(f"{path}: is no temporary of msformat")
+    # Ctrl-C may hit a store while it makes its file, before it has anything to clean up after.
+    for name in leftovers(path):
+        Path(name).unlink(missing_ok=True)
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:

@@ -19,8 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msformat.atomic import is_temporary
+from msformat.atomic import is_temporary, temporary_sibling
 from msformat.convert import ConvertOptions, ConvertReport, convert
+from msformat.destination import remove_temporary
 from msformat.errors import FormatError, StoreError
 from msformat.plan import _kept_ancestors
 from msformat.stores.base import Store
@@ -388,3 +389,14 @@ def test_a_kept_entry_moves_to_its_nearest_kept_ancestor(construct: dict[str, st
 
     found = _kept_ancestors(construct, str.isupper)
     assert list(found.items()) == [(child, nearest(child)) for child in construct if child.isupper()]
+
+
+def test_temporaries_of_a_temporary_go_with_it(tmp_path: Path) -> None:
+    """What an interrupt leaves of a store that was just making its file."""
+    temporary = Path(temporary_sibling(tmp_path / "out.h5"))
+    half_made = Path(temporary_sibling(temporary))
+    others = [tmp_path / "mine.txt", Path(temporary_sibling(tmp_path / "other.h5"))]
+    for path in (half_made, *others):
+        path.write_bytes(b"")
+    remove_temporary(str(temporary))
+    assert sorted(tmp_path.iterdir()) == sorted(others)
