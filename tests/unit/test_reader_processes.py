@@ -128,4 +128,5 @@ def test_the_first_of_100_000_entries_costs_no_other(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert size > 40_000_000
     # Decoded, each of the 400,000 tensor records takes some hundred bytes of Python objects.
-    assert peak < 1.5 * size
+    # The document itself is one size of it (it is read, not mapped), the index of keys not quite another.
+    assert peak < 2.2 * size
