@@ -341,8 +341,8 @@ def _resume(
         # Started again from nothing, so that a real fault of the destination comes up once more.
         remove_temporary(unfinished)
         return None
-    except BaseException:
-        remove_temporary(unfinished)
+    except BaseException as error:
+        _clean_up(unfinished, error, options)
         raise
     remove_temporary(unfinished)
     return None
@@ -357,11 +357,17 @@ def _write_whole(
         if not all(unit.failed for unit in reports):
             install(temporary, destination.path)
             return reports
-    except BaseException:
-        remove_temporary(temporary)
+    except BaseException as error:
+        _clean_up(temporary, error, options)
         raise
     remove_temporary(temporary)
     return reports
+
+
+def _clean_up(temporary: str, error: BaseException, options: ConvertOptions) -> None:
+    """Leave nothing behind, unless it was Ctrl-C of someone who resumes: finished units in it are worth keeping."""
+    if not (options.resume and isinstance(error, KeyboardInterrupt)):
+        remove_temporary(temporary)
 
 
 def _fill(

@@ -197,11 +197,19 @@ def exclusive(path: str) -> Iterator[None]:
     """
     name = str(Path(path).parent / f".{Path(path).name[:120]}{_LOCK}")
     # The name of a dead process's lock is still there: claim it, for whoever holds it no longer lives.
-    lock = (FileLock.claim if os.path.lexists(name) else FileLock.create)(name, taken=_taken)
+    lock = None
     try:
+        lock = (FileLock.claim if os.path.lexists(name) else FileLock.create)(name, taken=_taken)
         yield
+    except KeyboardInterrupt:
+        # It may have come between the making of the lock's file and the line that keeps it.
+        if lock is None and os.path.lexists(name):
+            with contextlib.suppress(StoreError):
+                lock = FileLock.claim(name, taken=_taken)
+        raise
     finally:
-        lock.remove()
+        if lock is not None:
+            lock.remove()
 
 
 def _taken(path: str, *, live: bool) -> str:

@@ -53,7 +53,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units converted at the same time (default 1)")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="read back and compare")
     parser.add_argument(
-        "--resume", action="store_true", help="go on with an earlier, unfinished convert: whole units are kept"
+        "--resume", action="store_true", help="go on with an unfinished convert; Ctrl-C keeps whole units"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace units of a dump that stands at DST")
     parser.add_argument("--dry-run", action="store_true", help="say what would be done")

@@ -72,3 +72,27 @@ def test_interrupted(source: Path, tmp_path: Path, target: str, jobs: int, momen
     assert left == []
     if any(tmp_path.rglob("dump.json")):
         assert verify(tmp_path / target).exit_code == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
+@pytest.mark.parametrize("target", ["out.h5", "out.zarr"])
+def test_an_interrupted_resume_is_resumed(source: Path, tmp_path: Path, target: str) -> None:
+    """Who asked to resume keeps what one file holds so far; the next run goes on with it and cleans up."""
+    arguments = ["convert", str(source), str(tmp_path / target), "--compression", "gzip:9", "--resume"]
+    command = [sys.executable, "-m", "msformat", *arguments]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, cwd=root)
+    wait_for(tmp_path, process, temporary=True)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode in (130, 0), err.decode()
+    kept = any(is_temporary(path.name) for path in tmp_path.iterdir())
+    assert kept or process.returncode == 0
+    assert not (tmp_path / target).exists() or process.returncode == 0
+    done = subprocess.run(command, capture_output=True, cwd=root, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert [path.name for path in tmp_path.iterdir()] == [target]
+    report = verify(tmp_path / target)
+    assert report.exit_code == 0
+    assert sum(unit.tensors for unit in report.units) == 120
