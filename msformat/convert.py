@@ -187,7 +187,7 @@ def convert(
     StoreError
         No such source, or the destination may not or cannot be written. An earlier content is still there.
     FormatError
-        The source holds no dump, or an option makes no sense.
+        The source holds no dump, an option makes no sense, or nothing matches the steps, ranks or filter.
     """
     options = options or ConvertOptions()
     source = os.fspath(src)
@@ -197,6 +197,7 @@ def convert(
     report = ConvertReport(problems=list(problems))
     jobs = _jobs(_selected(locations, options, source), destination, options, report)
     check_state(destination, overwrite=options.overwrite, resume=options.resume)
+    _require_matches(jobs, options, source)
     if options.dry_run:
         report.units = [plan_only(job) for job in jobs]
     elif destination.single:
@@ -205,9 +206,21 @@ def convert(
         report.units = list(_convert_tree(jobs, options, progress, executor))
     if destination.backend == "files" and options.compression not in ("auto", "none"):
         report.notes.append(f"canonical files are not compressed: {options.compression} was left out")
-    if options.patterns and not any(unit.entries for unit in report.units):
-        report.problems.append(f"no entry matches {', '.join(map(repr, options.patterns))}")
     return report
+
+
+def _require_matches(jobs: Sequence[UnitJob], options: ConvertOptions, source: str) -> None:
+    """Refuse a filter that would leave nothing but empty units. Units are planned only up to the first with a match."""
+    if not options.patterns:
+        return
+    could_be_read = False
+    for job in jobs:
+        planned = plan_only(job)
+        if planned.entries:
+            return
+        could_be_read = could_be_read or not planned.failed
+    if could_be_read:
+        raise FormatError(f"{source}: no entry matches {', '.join(map(repr, options.patterns))}")
 
 
 # --- which units -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msformat.atomic import is_temporary
+from msformat.convert import ConvertOptions, ConvertReport, convert
+
 HEADER = {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": "elsewhere"}
 FRAMES = ["File a.py, line 1, in forward, \n y = f(x)", "File b.py, line 2, in <module>, \n net(x)"]
 
@@ -77,3 +80,25 @@ def tree_bytes(root: Path) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_symlink() or path.is_file()
     }
+
+
+def run_convert(src: Path, dst: Path, **options: Any) -> ConvertReport:
+    """Convert with :class:`ConvertOptions` as keywords."""
+    return convert(src, dst, ConvertOptions(**options))
+
+
+def convert_whole(src: Path, dst: Path, **options: Any) -> ConvertReport:
+    """The same, which has to succeed."""
+    report = run_convert(src, dst, **options)
+    assert report.exit_code == 0, report.as_json()
+    return report
+
+
+def load_json(path: Path) -> Any:
+    """A document as plain json reads it."""
+    return json.loads(path.read_text())
+
+
+def temporaries(root: Path) -> list[str]:
+    """Names of unfinished files and of locks below a folder."""
+    return [path.name for path in root.rglob("*") if is_temporary(path.name) or path.name.endswith(".msformat-lock")]

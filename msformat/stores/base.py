@@ -213,9 +213,11 @@ class Store(ABC):
         StoreError
             Not writable, or the disk is full. An error of an earlier, unfinished put may surface here.
         DTypeError
-            ``bits`` are not of ``dtype.storage``.
+            ``bits`` are not of ``dtype.storage``, or ``dtype`` is a spelling and no :class:`DType`.
         """
         self._check_writable()
+        if not isinstance(dtype, DType):
+            raise DTypeError(f"tensor {key!r}: dtype is {dtype!r}, not a DType; parse_dtype() makes one of a spelling")
         if bits.dtype != dtype.storage or (dtype.lanes > 1 and bits.shape[-1:] != (dtype.lanes,)):
             raise DTypeError(f"tensor {key!r}: {bits.dtype} {bits.shape} are no bits of {dtype.name}")
         dense = np.ascontiguousarray(bits).reshape(bits.shape)

@@ -158,7 +158,8 @@ def test_r022_what_matches_nothing_is_said(tmp_path: Path) -> None:
         done = run("convert", tmp_path / "d", tmp_path / f"o{number}", *option)
         assert (done.code, "there are step0/rank0" in done.err) == (2, True)
     done = run("convert", tmp_path / "d", tmp_path / "o", "--filter", "nomatch")
-    assert (done.code, "no entry matches 'nomatch'" in done.err) == (1, True)
+    assert (done.code, "no entry matches 'nomatch'" in done.err) == (2, True)
+    assert not (tmp_path / "o").exists()
 
 
 def test_r024_the_wheel_is_pure_and_needs_no_framework(tmp_path: Path) -> None:

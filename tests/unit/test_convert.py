@@ -19,8 +19,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msformat.atomic import is_temporary, temporary_sibling
-from msformat.convert import ConvertOptions, ConvertReport, convert
+from msformat.atomic import temporary_sibling
+from msformat.convert import ConvertOptions, convert
 from msformat.destination import remove_temporary
 from msformat.errors import FormatError, StoreError
 from msformat.plan import _kept_ancestors
@@ -28,27 +28,21 @@ from msformat.stores.base import Store
 from msformat.stores.files import FilesStore
 from msformat.stores.hdf5 import Hdf5Store
 from msformat.transfer import _Pipe, _Read
-from tests.small_dumps import FRAMES, HEADER, record, tree_bytes, write_document, write_tree, write_unit
+from tests.small_dumps import (
+    FRAMES,
+    HEADER,
+    convert_whole,
+    load_json,
+    record,
+    run_convert,
+    temporaries,
+    tree_bytes,
+    write_document,
+    write_tree,
+    write_unit,
+)
 
 Golden = Callable[[str], Path]
-
-
-def _convert(src: Path, dst: Path, **options: Any) -> ConvertReport:
-    return convert(src, dst, ConvertOptions(**options))
-
-
-def _done(src: Path, dst: Path, **options: Any) -> ConvertReport:
-    report = _convert(src, dst, **options)
-    assert report.exit_code == 0, report.as_json()
-    return report
-
-
-def _load(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def _temporaries(root: Path) -> list[str]:
-    return [path.name for path in root.rglob("*") if is_temporary(path.name) or path.name.endswith(".msformat-lock")]
 
 
 # --- where to --------------------------------------------------------------------------------------------------------
@@ -69,15 +63,15 @@ def _temporaries(root: Path) -> list[str]:
 )
 def test_form_and_backend_follow_the_name(tmp_path: Path, name: str, to: str | None, made: str) -> None:
     src = write_tree(tmp_path / "src", ["step0/rank"])
-    _done(src, tmp_path / name, to=to)
+    convert_whole(src, tmp_path / name, to=to)
     assert (tmp_path / made).is_file()
-    assert not _temporaries(tmp_path)
+    assert not temporaries(tmp_path)
 
 
 def test_a_suffix_that_contradicts_the_option_is_refused(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src")
     with pytest.raises(StoreError, match="suffix says hdf5"):
-        _convert(src, tmp_path / "out.h5", to="zarr")
+        run_convert(src, tmp_path / "out.h5", to="zarr")
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,7 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None
 def test_a_unit_and_a_document_in_it_are_sources_too(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src")
     for number, source in enumerate((src / "step1" / "rank", src / "step1" / "rank" / "dump.json")):
-        report = _done(source, tmp_path / f"{number}.h5")
+        report = convert_whole(source, tmp_path / f"{number}.h5")
         assert [unit.key for unit in report.units] == ["step1/rank"]
 
 
@@ -103,10 +97,10 @@ def test_a_unit_and_a_document_in_it_are_sources_too(tmp_path: Path) -> None:
 def test_steps_and_ranks_choose_units(tmp_path: Path) -> None:
     units = [f"step{step}/{rank}" for step in (0, 1, 2, 10) for rank in ("rank0", "rank1", "rank10")]
     src = write_tree(tmp_path / "src", units, count=1)
-    report = _done(src, tmp_path / "a", steps=frozenset({10, 0}), ranks=frozenset({1, "rank10"}))
+    report = convert_whole(src, tmp_path / "a", steps=frozenset({10, 0}), ranks=frozenset({1, "rank10"}))
     assert [unit.key for unit in report.units] == ["step0/rank1", "step0/rank10", "step10/rank1", "step10/rank10"]
     with pytest.raises(FormatError, match="there are step0/rank0"):
-        _convert(src, tmp_path / "b", steps=frozenset({7}))
+        run_convert(src, tmp_path / "b", steps=frozenset({7}))
     assert not (tmp_path / "b").exists()
 
 
@@ -120,22 +114,24 @@ def test_a_filter_cuts_every_document_and_the_tensors(tmp_path: Path, pattern: A
         "Functional.relu.1.forward": "Functional.relu.0.forward",
     }
     write_unit(tmp_path / "src" / "step0" / "rank", dict.fromkeys(parents, array), parents=parents)
-    _done(tmp_path / "src", tmp_path / "out", filter=pattern)
+    convert_whole(tmp_path / "src", tmp_path / "out", filter=pattern)
     unit = tmp_path / "out" / "step0" / "rank"
     kept = ["Functional.relu.0.forward", "Functional.relu.1.forward"]
-    assert list(_load(unit / "dump.json")["data"]) == kept
-    assert _load(unit / "stack.json") == {"0": [kept, FRAMES]}
+    assert list(load_json(unit / "dump.json")["data"]) == kept
+    assert load_json(unit / "stack.json") == {"0": [kept, FRAMES]}
     # Parents that are left out are skipped up to the nearest that stays.
-    assert _load(unit / "construct.json") == {kept[0]: None, kept[1]: kept[0]}
+    assert load_json(unit / "construct.json") == {kept[0]: None, kept[1]: kept[0]}
     assert sorted(path.name for path in (unit / "dump_tensor_data").iterdir()) == [
         f"{key}.output.0.npy" for key in kept
     ]
 
 
 def test_a_filter_that_matches_nothing_says_so(tmp_path: Path) -> None:
-    report = _convert(write_tree(tmp_path / "src"), tmp_path / "out", filter=("no such entry",))
-    assert report.exit_code == 1
-    assert "no entry matches 'no such entry'" in report.problems[0]
+    source = write_tree(tmp_path / "src")
+    for target in ("out", "out.h5"):
+        with pytest.raises(FormatError, match="no entry matches 'no such entry'"):
+            run_convert(source, tmp_path / target, filter=("no such entry",))
+        assert not (tmp_path / target).exists()
 
 
 def test_unchanged_documents_are_the_same_bytes_however_odd(tmp_path: Path) -> None:
@@ -145,39 +141,39 @@ def test_unchanged_documents_are_the_same_bytes_however_odd(tmp_path: Path) -> N
     # Neither msprobe's indent nor a schema that is known: copied, not understood and written again.
     (unit / "dump.json").write_text('{"task":"x",  "odd": 1e5, "data": {"k": {"zzz": [NaN, -Infinity, 1.10]}}}\n')
     (unit / "stack.json").write_text('["what"]')
-    _done(tmp_path / "src", tmp_path / "a.h5")
-    _done(tmp_path / "a.h5", tmp_path / "b.zarr")
-    _done(tmp_path / "b.zarr", tmp_path / "c")
+    convert_whole(tmp_path / "src", tmp_path / "a.h5")
+    convert_whole(tmp_path / "a.h5", tmp_path / "b.zarr")
+    convert_whole(tmp_path / "b.zarr", tmp_path / "c")
     assert tree_bytes(tmp_path / "c") == tree_bytes(tmp_path / "src")
 
 
 def test_npy_becomes_pt_and_npy_again(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src")
-    _done(src, tmp_path / "pt", tensors="pt")
+    convert_whole(src, tmp_path / "pt", tensors="pt")
     unit = tmp_path / "pt" / "step0" / "rank"
     name = "Functional.relu.0.forward.output.0"
     loaded = torch.load(unit / "dump_tensor_data" / f"{name}.pt", weights_only=True)
     original = np.load(src / "step0" / "rank" / "dump_tensor_data" / f"{name}.npy")
     assert np.array_equal(loaded.numpy(), original)
-    document = _load(unit / "dump.json")
+    document = load_json(unit / "dump.json")
     assert document["data"]["Functional.relu.0.forward"]["output"][0]["data_name"] == f"{name}.pt"
     # Only names change: everything else, NaN included, is as it was.
     assert (unit / "dump.json").read_text().replace(".pt", ".npy") == (src / "step0/rank/dump.json").read_text()
-    _done(tmp_path / "pt", tmp_path / "npy.zarr", tensors="npy")
-    _done(tmp_path / "npy.zarr", tmp_path / "npy")
+    convert_whole(tmp_path / "pt", tmp_path / "npy.zarr", tensors="npy")
+    convert_whole(tmp_path / "npy.zarr", tmp_path / "npy")
     assert tree_bytes(tmp_path / "npy") == tree_bytes(src)
 
 
 def test_two_tensors_never_get_one_name(tmp_path: Path) -> None:
     unit = write_unit(tmp_path / "src" / "step0" / "rank", {"a.0.debug": np.zeros(2, np.float32)})
-    document = _load(unit / "dump.json")
+    document = load_json(unit / "dump.json")
     twin = record(np.ones(2, np.float32), "a.0.debug.output.0.pt")
     document["data"]["a.0.debug"]["output"].append(twin)
     write_document(unit / "dump.json", document)
     torch.save(torch.ones(2), unit / "dump_tensor_data" / "a.0.debug.output.0.pt")
-    _done(tmp_path / "src", tmp_path / "out", tensors="npy")
+    convert_whole(tmp_path / "src", tmp_path / "out", tensors="npy")
     out = tmp_path / "out" / "step0" / "rank"
-    names = [item["data_name"] for item in _load(out / "dump.json")["data"]["a.0.debug"]["output"]]
+    names = [item["data_name"] for item in load_json(out / "dump.json")["data"]["a.0.debug"]["output"]]
     assert len(set(names)) == 2
     with FilesStore(str(out)) as store:
         assert [store.get(name).numpy().tolist() for name in names] == [[0, 0], [1, 1]]
@@ -185,12 +181,12 @@ def test_two_tensors_never_get_one_name(tmp_path: Path) -> None:
 
 def test_dialects_change_documents_names_and_directories(golden: Golden, tmp_path: Path) -> None:
     source = golden("torch_26.2.0_mix_tensor")
-    _done(source, tmp_path / "8.1", dialect="8.1")
+    convert_whole(source, tmp_path / "8.1", dialect="8.1")
     unit = tmp_path / "8.1" / "step0" / "rank"
-    keys = list(_load(unit / "dump.json")["data"])
+    keys = list(load_json(unit / "dump.json")["data"])
     assert "Module.shared.Linear.parameters_grad" in keys
     assert (unit / "dump_tensor_data" / "Module.shared.Linear.parameters_grad.weight.pt").is_file()
-    _done(tmp_path / "8.1", tmp_path / "26.h5", dialect="26")
+    convert_whole(tmp_path / "8.1", tmp_path / "26.h5", dialect="26")
     with h5py.File(tmp_path / "26.h5") as file:
         again = file["step0/proc0/documents/dump.json"][:].tobytes()
     original = next(iter((source / "step0").iterdir()))
@@ -198,18 +194,18 @@ def test_dialects_change_documents_names_and_directories(golden: Golden, tmp_pat
 
 
 def test_1_2_stacks_are_grouped_for_8_1(golden: Golden, tmp_path: Path) -> None:
-    _done(golden("torch_1.2.2_mix_tensor"), tmp_path / "out", dialect="8.1")
-    stack = _load(tmp_path / "out" / "step0" / "rank" / "stack.json")
-    original = _load(golden("torch_1.2.2_mix_tensor") / "step0" / "rank" / "stack.json")
+    convert_whole(golden("torch_1.2.2_mix_tensor"), tmp_path / "out", dialect="8.1")
+    stack = load_json(tmp_path / "out" / "step0" / "rank" / "stack.json")
+    original = load_json(golden("torch_1.2.2_mix_tensor") / "step0" / "rank" / "stack.json")
     assert {entry: frames for entries, frames in stack.values() for entry in entries} == original
     assert list(stack) == [str(number) for number in range(len(stack))]
 
 
 def test_saved_variables_of_1_2_get_a_step(golden: Golden, tmp_path: Path) -> None:
-    _done(golden("torch_1.2.2_debug_tensor"), tmp_path / "out", dialect="8.1")
+    convert_whole(golden("torch_1.2.2_debug_tensor"), tmp_path / "out", dialect="8.1")
     names = {path.name for path in (tmp_path / "out" / "step0" / "rank" / "dump_tensor_data").iterdir()}
     assert {"y.0.debug.pt", "dict_variable.0.debug.key2.0.pt"} <= names
-    report = _done(tmp_path / "out", tmp_path / "back", dialect="1.2")
+    report = convert_whole(tmp_path / "out", tmp_path / "back", dialect="1.2")
     assert [unit.key for unit in report.units] == ["rank"]
     original = golden("torch_1.2.2_debug_tensor") / "rank"
     assert (tmp_path / "back" / "rank" / "debug.json").read_bytes() == (original / "debug.json").read_bytes()
@@ -229,14 +225,14 @@ def test_what_does_not_read_back_is_not_kept(tmp_path: Path, target: str, monkey
 
     monkeypatch.setattr(store, "_write", flip)
     if target == "out":
-        report = _convert(src, tmp_path / target)
+        report = run_convert(src, tmp_path / target)
         assert report.exit_code == 2
         assert "relu.1" in report.units[0].problems[0]
     else:
         with pytest.raises(StoreError, match=r"relu\.1"):
-            _convert(src, tmp_path / target)
+            run_convert(src, tmp_path / target)
     assert not list((tmp_path / target).rglob("*"))
-    assert not _temporaries(tmp_path)
+    assert not temporaries(tmp_path)
 
 
 @pytest.mark.parametrize("target", ["out", "out.h5", "out.zarr"])
@@ -249,7 +245,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, target: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         convert(src, tmp_path / target, ConvertOptions(), interrupt)
-    assert not _temporaries(tmp_path)
+    assert not temporaries(tmp_path)
     if target == "out":
         assert [path.name for path in (tmp_path / target).iterdir()] == ["step0"]
     else:
@@ -267,7 +263,7 @@ def test_processes_give_the_same_as_one(tmp_path: Path, target: str) -> None:
     assert set(calls) == {unit.key for unit in report.units}
     back = tmp_path / target
     if target != "out":
-        _done(back, tmp_path / "back")
+        convert_whole(back, tmp_path / "back")
         back = tmp_path / "back"
     assert tree_bytes(back) == tree_bytes(src)
 
@@ -294,7 +290,7 @@ def test_progress_ends_at_the_total(tmp_path: Path) -> None:
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src")
-    report = _done(src, tmp_path / "deep" / "out.h5", dry_run=True)
+    report = convert_whole(src, tmp_path / "deep" / "out.h5", dry_run=True)
     assert [(unit.key, unit.entries, unit.tensors, unit.files_out) for unit in report.units] == [
         ("step0/rank", 3, 3, 0),
         ("step1/rank", 3, 3, 0),
@@ -304,13 +300,13 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
 
 def test_the_report_counts(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", ["step0/rank"])
-    (unit,) = _done(src, tmp_path / "out", to="hdf5").units
+    (unit,) = convert_whole(src, tmp_path / "out", to="hdf5").units
     files = tree_bytes(src)
     assert (unit.files_in, unit.bytes_in) == (len(files), sum(map(len, files.values())))
     assert unit.files_out == 1
     assert unit.bytes_out == (tmp_path / "out" / "step0" / "rank" / "dump.h5").stat().st_size
     assert (unit.entries, unit.tensors, unit.verified) == (3, 3, True)
-    report = _done(src, tmp_path / "unverified", verify=False)
+    report = convert_whole(src, tmp_path / "unverified", verify=False)
     assert report.units[0].verified is None
     json.dumps(report.as_json(), allow_nan=False)
 
@@ -318,8 +314,8 @@ def test_the_report_counts(tmp_path: Path) -> None:
 def test_links_can_be_refused(tmp_path: Path) -> None:
     same = np.zeros((100, 100), np.float32)
     write_unit(tmp_path / "src" / "step0" / "rank", {"a": same, "b": same})
-    _done(tmp_path / "src", tmp_path / "linked")
-    _done(tmp_path / "src", tmp_path / "copied", links=False)
+    convert_whole(tmp_path / "src", tmp_path / "linked")
+    convert_whole(tmp_path / "src", tmp_path / "copied", links=False)
     inodes = {
         place: {path.stat().st_ino for path in (tmp_path / place).rglob("*.npy")} for place in ("linked", "copied")
     }
@@ -350,12 +346,12 @@ def test_the_queue_is_bounded_and_lets_a_giant_through_alone() -> None:
 
 def test_header_and_unknown_keys_survive_a_rewrite(tmp_path: Path) -> None:
     unit = write_unit(tmp_path / "src" / "step0" / "rank", {"a.0.forward": np.zeros(2, np.float32)})
-    document = _load(unit / "dump.json")
+    document = load_json(unit / "dump.json")
     document = {"first": [1], **document, "last": {"x": None}}
     document["data"]["a.0.forward"]["output"][0]["xor"] = "0x1"
     document["data"]["a.0.forward"]["unknown"] = {"deep": [{"data_name": "a.0.forward.output.0.npy", "z": 1}]}
     write_document(unit / "dump.json", document)
-    _done(tmp_path / "src", tmp_path / "out", tensors="pt")
+    convert_whole(tmp_path / "src", tmp_path / "out", tensors="pt")
     again = (tmp_path / "out" / "step0" / "rank" / "dump.json").read_text()
     assert again.replace(".pt", ".npy") == (unit / "dump.json").read_text()
     assert HEADER["dump_data_dir"] in again
@@ -372,7 +368,7 @@ def test_sigint_of_a_whole_process_group_is_a_keyboard_interrupt(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         convert(src, tmp_path / "out.h5", ConvertOptions(), press)
     assert not (tmp_path / "out.h5").exists()
-    assert not _temporaries(tmp_path)
+    assert not temporaries(tmp_path)
 
 
 @settings(deadline=None, max_examples=200)

@@ -6,39 +6,30 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from msformat.atomic import is_temporary, temporary_sibling
-from msformat.convert import ConvertOptions, ConvertReport, convert
+from msformat.atomic import temporary_sibling
 from msformat.dtypes import dtype_named
 from msformat.errors import FormatError, StoreError
 from msformat.model import Header
 from msformat.writer import DumpWriter
-from tests.small_dumps import FRAMES, record, tree_bytes, write_document, write_tree, write_unit
+from tests.small_dumps import (
+    FRAMES,
+    convert_whole,
+    load_json,
+    record,
+    run_convert,
+    temporaries,
+    tree_bytes,
+    write_document,
+    write_tree,
+    write_unit,
+)
 
 Golden = Callable[[str], Path]
-
-
-def _convert(src: Path, dst: Path, **options: Any) -> ConvertReport:
-    return convert(src, dst, ConvertOptions(**options))
-
-
-def _done(src: Path, dst: Path, **options: Any) -> ConvertReport:
-    report = _convert(src, dst, **options)
-    assert report.exit_code == 0, report.as_json()
-    return report
-
-
-def _load(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def _temporaries(root: Path) -> list[str]:
-    return [path.name for path in root.rglob("*") if is_temporary(path.name) or path.name.endswith(".msformat-lock")]
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -53,7 +44,7 @@ def test_bad_tensors_are_named_and_the_rest_is_converted(tmp_path: Path) -> None
         b"\x93NUMPY\x01\x00\x46\x00{'descr': 'bfloat16', 'fortran_order': False, 'shape': (2,)}\n"
     )
     (data / names[2]).unlink()
-    report = _convert(src, tmp_path / "out.h5")
+    report = run_convert(src, tmp_path / "out.h5")
     assert report.exit_code == 1
     (unit,) = report.units
     assert unit.tensors == 1
@@ -75,10 +66,10 @@ def test_names_that_lead_outside_are_refused_by_name(tmp_path: Path, name: str) 
         (unit / "dump_tensor_data/Functional.relu.0.forward.output.0.npy").read_bytes()
     )
     (unit / "dump_tensor_data" / "link.npy").symlink_to(tmp_path / "secret.npy")
-    document = _load(unit / "dump.json")
+    document = load_json(unit / "dump.json")
     document["data"]["Functional.relu.0.forward"]["output"][0]["data_name"] = name
     write_document(unit / "dump.json", document)
-    report = _convert(src, tmp_path / "out")
+    report = run_convert(src, tmp_path / "out")
     assert report.exit_code == 1
     assert any("Functional.relu.0.forward" in text for text in report.units[0].problems)
     out = tmp_path / "out" / "step0" / "rank"
@@ -90,7 +81,7 @@ def test_one_bad_rank_does_not_stop_the_others(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", ["step0/rank0", "step0/rank1"])
     document = src / "step0" / "rank0" / "dump.json"
     document.write_bytes(document.read_bytes()[:-400])
-    report = _convert(src, tmp_path / "out", tensors="pt")
+    report = run_convert(src, tmp_path / "out", tensors="pt")
     assert report.exit_code == 1
     bad, good = report.units
     assert bad.problems
@@ -98,37 +89,37 @@ def test_one_bad_rank_does_not_stop_the_others(tmp_path: Path) -> None:
     assert not good.problems
     # Whole entries of the cut document are there, and every tensor it no longer names.
     out = tmp_path / "out" / "step0" / "rank0"
-    assert len(_load(out / "dump.json")["data"]) == 2
+    assert len(load_json(out / "dump.json")["data"]) == 2
     assert len(list((out / "dump_tensor_data").iterdir())) == 3
 
 
 def test_a_unit_that_cannot_be_opened_is_a_problem_of_its_own(tmp_path: Path) -> None:
-    _done(write_tree(tmp_path / "src"), tmp_path / "h5", to="hdf5")
+    convert_whole(write_tree(tmp_path / "src"), tmp_path / "h5", to="hdf5")
     (tmp_path / "h5" / "step0" / "rank" / "dump.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     for target in ("out", "out.zarr"):
-        report = _convert(tmp_path / "h5", tmp_path / target)
+        report = run_convert(tmp_path / "h5", tmp_path / target)
         assert report.exit_code == 1
         assert [unit.failed for unit in report.units] == [True, False]
-        assert not _temporaries(tmp_path)
+        assert not temporaries(tmp_path)
     assert not (tmp_path / "out" / "step0").exists()
 
 
 def test_nothing_converted_is_exit_code_2(tmp_path: Path) -> None:
-    _done(write_tree(tmp_path / "src", ["step0/rank"]), tmp_path / "h5", to="hdf5")
+    convert_whole(write_tree(tmp_path / "src", ["step0/rank"]), tmp_path / "h5", to="hdf5")
     (tmp_path / "h5" / "step0" / "rank" / "dump.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    report = _convert(tmp_path / "h5", tmp_path / "out.zarr")
+    report = run_convert(tmp_path / "h5", tmp_path / "out.zarr")
     assert report.exit_code == 2
     assert not (tmp_path / "out.zarr").exists()
     with pytest.raises(StoreError, match="no such file"):
-        _convert(tmp_path / "nothing", tmp_path / "out")
+        run_convert(tmp_path / "nothing", tmp_path / "out")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FormatError, match="no dump found"):
-        _convert(tmp_path / "empty", tmp_path / "out")
+        run_convert(tmp_path / "empty", tmp_path / "out")
 
 
 def test_two_runs_in_one_step_are_told_apart_aloud(tmp_path: Path) -> None:
     src = write_tree(tmp_path / "src", ["step0/proc1", "step0/proc2"])
-    report = _convert(src, tmp_path / "out.h5")
+    report = run_convert(src, tmp_path / "out.h5")
     assert [unit.key for unit in report.units] == ["step0/proc1", "step0/proc2"]
     assert any("separate runs" in text for text in report.problems)
 
@@ -145,13 +136,13 @@ def test_an_unfinished_dump_is_converted_from_its_journal(tmp_path: Path, backen
     writer.put_parent("Torch.add.0.forward", None)
     writer.commit()
     writer.close()
-    report = _convert(tmp_path / "src", tmp_path / "out")
+    report = run_convert(tmp_path / "src", tmp_path / "out")
     assert report.exit_code == 1
     assert any("never finished" in text for text in report.units[0].problems)
     out = tmp_path / "out" / "step0" / "rank"
-    found = _load(out / "dump.json")["data"]["Torch.add.0.forward"]
+    found = load_json(out / "dump.json")["data"]["Torch.add.0.forward"]
     assert json.dumps(found) == json.dumps(value)
-    assert _load(out / "stack.json") == {"0": [["Torch.add.0.forward"], FRAMES]}
+    assert load_json(out / "stack.json") == {"0": [["Torch.add.0.forward"], FRAMES]}
     assert np.load(out / "dump_tensor_data" / "Torch.add.0.forward.output.0.npy").tolist() == bits.tolist()
     assert not (out / "journal.jsonl").exists()
 
@@ -162,9 +153,9 @@ def test_an_unfinished_dump_is_converted_from_its_journal(tmp_path: Path, backen
 @pytest.mark.parametrize("to", ["files", "hdf5", "zarr"])
 def test_resume_keeps_finished_units(tmp_path: Path, to: str) -> None:
     src = write_tree(tmp_path / "src")
-    _done(src, tmp_path / "out", to=to, steps=frozenset({0}))
+    convert_whole(src, tmp_path / "out", to=to, steps=frozenset({0}))
     before = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*")}
-    report = _done(src, tmp_path / "out", to=to, resume=True)
+    report = convert_whole(src, tmp_path / "out", to=to, resume=True)
     assert [unit.skipped for unit in report.units] == [True, False]
     assert {path: path.stat().st_ino for path in before} == before
 
@@ -172,23 +163,23 @@ def test_resume_keeps_finished_units(tmp_path: Path, to: str) -> None:
 @pytest.mark.parametrize("name", ["out.h5", "out.zarr"])
 def test_resume_of_a_finished_file_does_nothing(tmp_path: Path, name: str) -> None:
     src = write_tree(tmp_path / "src")
-    _done(src, tmp_path / name)
-    assert all(unit.skipped for unit in _done(src, tmp_path / name, resume=True).units)
+    convert_whole(src, tmp_path / name)
+    assert all(unit.skipped for unit in convert_whole(src, tmp_path / name, resume=True).units)
     with pytest.raises(StoreError, match="holds something else"):
-        _convert(write_tree(tmp_path / "other", count=2), tmp_path / name, resume=True)
+        run_convert(write_tree(tmp_path / "other", count=2), tmp_path / name, resume=True)
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out.zarr"])
 def test_resume_goes_on_in_what_a_killed_run_left(tmp_path: Path, name: str) -> None:
     src = write_tree(tmp_path / "src")
     whole = tmp_path / f"first{Path(name).suffix}"
-    _done(src, whole, steps=frozenset({0}))
+    convert_whole(src, whole, steps=frozenset({0}))
     left = Path(temporary_sibling(tmp_path / name))
     whole.rename(left)
     inode = left.stat().st_ino
-    _done(src, tmp_path / name, resume=True)
+    convert_whole(src, tmp_path / name, resume=True)
     assert (tmp_path / name).stat().st_ino == inode
-    _done(tmp_path / name, tmp_path / "back")
+    convert_whole(tmp_path / name, tmp_path / "back")
     assert tree_bytes(tmp_path / "back") == tree_bytes(src)
 
 
@@ -205,15 +196,15 @@ def test_resume_starts_again_where_what_is_left_is_of_another_dump(tmp_path: Pat
         "damage": lambda: write_tree(tmp_path / "o", ["step0/rank"]),
     }[what]()
     first = tmp_path / f"first{Path(name).suffix}"
-    _done(other, first)
+    convert_whole(other, first)
     left = Path(temporary_sibling(tmp_path / name))
     first.rename(left)
     if what == "damage":
         for path in [left] if left.is_file() else list(left.rglob("zarr.json")):
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    _done(src, tmp_path / name, resume=True)
-    assert not _temporaries(tmp_path)
-    _done(tmp_path / name, tmp_path / "back")
+    convert_whole(src, tmp_path / name, resume=True)
+    assert not temporaries(tmp_path)
+    convert_whole(tmp_path / name, tmp_path / "back")
     assert tree_bytes(tmp_path / "back") == tree_bytes(src)
 
 
@@ -223,6 +214,6 @@ def test_the_next_run_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     left = Path(temporary_sibling(tmp_path / "out" / "step0" / "rank"))
     write_unit(left, {"x": np.zeros(1)})
     (left.parent / ".rank.msformat-lock").touch()
-    _done(src, tmp_path / "out")
-    assert not _temporaries(tmp_path)
+    convert_whole(src, tmp_path / "out")
+    assert not temporaries(tmp_path)
     assert tree_bytes(tmp_path / "out") == tree_bytes(src)

@@ -16,7 +16,7 @@ import torch
 import zarr
 
 from msformat.dtypes import dtype_named
-from msformat.errors import FormatError, KeyExistsError, SchemaError, StoreError
+from msformat.errors import DTypeError, FormatError, KeyExistsError, SchemaError, StoreError
 from msformat.finish import store_location
 from msformat.journal import read_journal, replay
 from msformat.model import Header
@@ -477,3 +477,8 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
         for name in ("a.0.debug.npy", "b.0.debug.npy"):
             writer.put_tensor(name, np.zeros(5, np.float32), FLOAT32)
     assert all(path.stat().st_nlink == 1 for path in (tmp_path / "dump_tensor_data").iterdir())
+
+
+def test_a_spelling_is_no_dtype(tmp_path: Path) -> None:
+    with DumpWriter(tmp_path / "rank", HEADER) as writer, pytest.raises(DTypeError, match="parse_dtype"):
+        writer.put_tensor("x.npy", np.zeros(3, np.float32), "float32")  # type: ignore[arg-type]
