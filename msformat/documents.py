@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msformat.dumpdoc import DumpDocument, encode_dump, salvage
+from msformat.dumpdoc import DumpDocument, encode_dump, encode_dump_texts, encode_entries, salvage
 from msformat.treedoc import ConstructDocument, StackDocument, encode_stack
 
 __all__ = [
@@ -10,6 +10,8 @@ __all__ = [
     "DumpDocument",
     "StackDocument",
     "encode_dump",
+    "encode_dump_texts",
+    "encode_entries",
     "encode_stack",
     "salvage",
 ]

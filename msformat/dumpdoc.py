@@ -9,16 +9,18 @@ from typing import Any, TypeVar
 
 from msformat import jsonindex, schema
 from msformat.errors import EntryNotFoundError, FormatError, SchemaError, UnsafeInputError
-from msformat.jsontext import Buffer, canonical, describe, parse_json, tokens
+from msformat.jsontext import Buffer, canonical, compact, describe, indent, parse_json, tokens
 from msformat.model import Entry, Header
 
-__all__ = ["DumpDocument", "encode_dump", "salvage"]
+__all__ = ["DumpDocument", "encode_dump", "encode_dump_texts", "encode_entries", "salvage"]
 
 _Default = TypeVar("_Default")
 # Looking for near matches compares with each key.
 _MOST_CANDIDATES = 5000
 # A value that ends with the text: complete only if no further byte could belong to it, so no number.
 _LAST_LITERAL = re.compile(rb"\s*:\s*(null|true|false)\s*")
+_BATCH = 1 << 18
+_BEFORE_ENTRIES = len(b'{\n "data": {')
 _CLOSING = {b"[": b"]", b"{": b"}"}
 
 
@@ -127,7 +129,7 @@ def _value(part: jsonindex.Part, source: str) -> Any:
 
 
 def encode_dump(header: Header, items: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
-    """The canonical bytes of a document, one piece an entry.
+    """The canonical bytes of a document, in pieces.
 
     Parameters
     ----------
@@ -141,7 +143,27 @@ def encode_dump(header: Header, items: Iterable[tuple[str, Any]]) -> Iterator[by
     FormatError
         A value that JSON cannot hold.
     """
-    rest = iter(items)
+    return encode_dump_texts(header, encode_entries(items))
+
+
+def encode_entries(items: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, bytes]]:
+    """Keys and compact texts of entries, one at a time.
+
+    Raises
+    ------
+    FormatError
+        A value that JSON cannot hold; names the entry.
+    """
+    for key, value in items:
+        try:
+            yield key, compact(value)
+        except FormatError as error:
+            raise FormatError(f"entry {key!r}: {error}") from error
+
+
+def encode_dump_texts(header: Header, texts: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    """:func:`encode_dump` of values that are encoded already, as :func:`~msformat.jsontext.compact` does it."""
+    rest = iter(texts)
     first = next(rest, None)
     outside = schema.dump_header(header)
     if first is not None:
@@ -155,22 +177,35 @@ def encode_dump(header: Header, items: Iterable[tuple[str, Any]]) -> Iterator[by
     for name, value in outside.items():
         yield opening + canonical(name) + b": "
         if name == "data" and first is not None:
-            yield from _encode_entries(rest)
+            yield from _indented_entries(rest)
         else:
             yield _deeper(canonical(value), b"\n ")
         opening = b",\n "
     yield b"\n}"
 
 
-def _encode_entries(items: Iterable[tuple[str, Any]]) -> Iterator[bytes]:
-    opening = b"{\n  "
-    for key, value in items:
-        try:
-            yield opening + canonical(key) + b": " + _deeper(canonical(value), b"\n  ")
-        except FormatError as error:
-            raise FormatError(f"entry {key!r}: {error}") from error
-        opening = b",\n  "
+def _indented_entries(texts: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    opening = b"{"
+    for members in _batches(texts):
+        # In the place of an entry, so that the indentation comes out right: cut from the first line break to the last.
+        indented = indent(b'{"data":{%b}}' % members)
+        yield opening + indented[_BEFORE_ENTRIES : -len(b"\n }\n}")]
+        opening = b","
     yield b"\n }"
+
+
+def _batches(texts: Iterable[tuple[str, bytes]]) -> Iterator[bytes]:
+    """Members of an object, some at a time: each call of the parser has its price, and so has a copy of everything."""
+    members: list[bytes] = []
+    size = 0
+    for key, text in texts:
+        members.append(b"%b:%b" % (compact(key), text))
+        size += len(text)
+        if size >= _BATCH:
+            yield b",".join(members)
+            members, size = [], 0
+    if members:
+        yield b",".join(members)
 
 
 def _deeper(text: bytes, line_break: bytes) -> bytes:

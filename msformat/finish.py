@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msformat.documents import encode_dump, encode_stack
+from msformat.documents import encode_dump_texts, encode_entries, encode_stack
 from msformat.jsontext import canonical
 from msformat.model import Header
 from msformat.stores.base import Store
@@ -19,6 +19,7 @@ __all__ = [
     "Surroundings",
     "finished_header",
     "named_tensors",
+    "put_document_texts",
     "put_documents",
     "store_location",
 ]
@@ -62,9 +63,16 @@ def put_documents(
     debug.json stands alone, as msprobe writes it, unless there is something to say beside it. ``around`` None leaves
     the other documents as they are.
     """
+    put_document_texts(store, document, header, encode_entries(items), around)
+
+
+def put_document_texts(
+    store: Store, document: str, header: Header, texts: Iterable[tuple[str, bytes]], around: Surroundings | None
+) -> None:
+    """:func:`put_documents` of entries that are encoded already (:func:`msformat.documents.encode_dump_texts`)."""
     if around is not None:
         _put_surroundings(store, around, always=document == "dump.json")
-    store.put_document(document, b"".join(encode_dump(header, items)))
+    store.put_document(document, b"".join(encode_dump_texts(header, texts)))
 
 
 def _put_surroundings(store: Store, around: Surroundings, *, always: bool) -> None:

@@ -31,6 +31,7 @@ __all__ = [
     "describe",
     "find_constants",
     "guard_recursion",
+    "indent",
     "mask_constants",
     "parse_json",
     "parse_object",
@@ -119,14 +120,24 @@ def canonical(obj: Any) -> bytes:
     FormatError
         As :func:`compact`.
     """
-    text = compact(obj)
+    return indent(compact(obj))
+
+
+def indent(text: bytes) -> bytes:
+    """The text of :func:`compact` as :func:`canonical` gives it.
+
+    Raises
+    ------
+    UnsafeInputError
+        Containers lie too deep.
+    """
     try:
         return _indent(text)
     except RecursionError as error:
         raise UnsafeInputError("containers lie too deep to be written as JSON") from error
     except msgspec.DecodeError:
         # Lone surrogates are JSON to Python, not to msgspec.
-        return json.dumps(obj, indent=1).encode("ascii")
+        return json.dumps(json.loads(text), indent=1).encode("ascii")
 
 
 def _indent(text: bytes) -> bytes:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from msformat.digest import content_digest
 from msformat.dtypes import DType
-from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError
+from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError, TensorNotFoundError
 from msformat.selection import Region, Selection, plan_selection
 
 __all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
@@ -234,6 +234,31 @@ class Store(ABC):
             self._write(key, dense, dtype, digest, owned=owned or not np.may_share_memory(dense, bits))
             self._by_digest.setdefault(token, key)
         return digest
+
+    def put_same(self, key: str, existing: str) -> None:
+        """Store the tensor ``existing``, which was put before, under another key as well.
+
+        What :meth:`put` of equal bits does, but without the bits: a link where ``options.links`` and the store allow
+        one, else a copy.
+
+        Raises
+        ------
+        TensorNotFoundError
+            There is no ``existing``.
+        KeyExistsError
+            ``key`` holds other content. The same content again is no error and writes nothing.
+        StoreError
+            As for :meth:`put`.
+        """
+        self._check_writable()
+        if existing not in self:
+            raise TensorNotFoundError(existing, self.location)
+        one_file = self._content_token(key, "") == self._content_token(existing, "")
+        if key not in self and one_file and self.options.links and isinstance(self, SupportsLinks):
+            self._link(key, existing)
+        elif key != existing:
+            stored = self.get(existing)
+            self.put(key, stored.bits(), stored.dtype, owned=True)
 
     def _content_token(self, key: str, digest: str) -> str:  # noqa: ARG002 (a hook for stores that need the key)
         """What two keys must share to share content. Stores whose bytes depend on the key (``.pt``) say so here."""

@@ -334,6 +334,54 @@ class StoreContract(ABC):
                 assert store.get(f"i{suffix}").dtype.name == "int32"
                 assert store.get(f"m{suffix}").shape == (3, 4)
 
+    @pytest.mark.parametrize("links", [True, False])
+    def test_a_second_name_without_bits(self, tmp_path: Path, links: bool) -> None:
+        bits = random_bits(FLOAT32, (512, 512))
+        keys = [f"same{number}{suffix}" for suffix in self.suffixes for number in range(3)]
+        with self.open(tmp_path, "w", links=links, compression="none") as store:
+            store.put(keys[0], bits, FLOAT32, owned=True)
+            for key, existing in zip(keys[1:], keys, strict=False):
+                store.put_same(key, existing)
+                store.put_same(key, existing)
+        size = self.stored_size(tmp_path) / (1 << 20)
+        full = self.copies_of_equal_content if links else len(keys)
+        assert full <= size < full + 0.5
+        with self.open(tmp_path, "a") as store:
+            store.put_same("later", keys[0])
+        with self.open(tmp_path, "r") as store:
+            assert set(store.keys()) == {*keys, "later"}
+            for key in keys:
+                self._check(store, tmp_path, key, bits, FLOAT32, (512, 512))
+            assert same_bits(store.get("later").bits(), bits)
+
+    def test_a_second_name_of_small_and_odd_tensors(self, tmp_path: Path) -> None:
+        cases = {f"{dtype.name}.{len(shape)}": (random_bits(dtype, shape), dtype, shape)
+                 for dtype in (FLOAT32, dtype_named("bfloat16"), dtype_named("float4_e2m1fn_x2"), INT64)
+                 for shape in ((), (0, 3), (3, 5))}  # fmt: skip
+        with self.open(tmp_path, "w") as store:
+            for name, (bits, dtype, _) in cases.items():
+                for suffix in self.suffixes:
+                    store.put(f"{name}{suffix}", bits, dtype)
+                    store.put_same(f"{name}.again{suffix}", f"{name}{suffix}")
+        with self.open(tmp_path, "r") as store:
+            for name, (bits, dtype, shape) in cases.items():
+                for suffix in self.suffixes:
+                    self._check(store, tmp_path, f"{name}.again{suffix}", bits, dtype, shape)
+
+    def test_a_second_name_must_be_free_and_the_first_be_there(self, tmp_path: Path) -> None:
+        with self.open(tmp_path, "w") as store:
+            store.put("a", np.zeros(3, np.float32), FLOAT32)
+            store.put("b", np.ones(3, np.float32), FLOAT32)
+            with pytest.raises(KeyExistsError):
+                store.put_same("a", "b")
+            with pytest.raises(TensorNotFoundError):
+                store.put_same("c", "missing")
+            assert "c" not in store
+        with self.open(tmp_path, "r") as store:
+            assert store.get("a")[0] == 0
+            with pytest.raises(StoreError):
+                store.put_same("c", "a")
+
     # --- documents ---------------------------------------------------------------------------------------------
 
     def test_documents(self, tmp_path: Path) -> None:

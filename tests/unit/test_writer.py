@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -162,6 +163,59 @@ def test_bad_entries_are_refused_and_harm_nothing(tmp_path: Path, value: Any) ->
             writer.put_entry("bad.0", value)
         writer.put_entry("good.1", SCALAR)
     assert list(json.loads((tmp_path / "dump.json").read_text())["data"]) == ["good.0", "good.1"]
+
+
+def test_a_trusted_entry_is_the_same_text(tmp_path: Path) -> None:
+    for trusted in (True, False):
+        with DumpWriter(tmp_path / str(trusted), Header("statistics", "L1", "pytorch")) as writer:
+            for one in (*steps(1, 10), *steps(2, 3)):
+                for name, (bits, dtype) in one.tensors.items():
+                    with contextlib.suppress(KeyExistsError):
+                        writer.put_tensor(name, bits, dtype)
+                writer.put_entry(one.key, one.value, trusted=trusted)
+    found = [documents(tmp_path / str(trusted), "files")["dump.json"] for trusted in (True, False)]
+    assert found[0].replace(b"/True/", b"/False/") == found[1]
+
+
+def test_a_trusted_entry_still_has_its_tensors(tmp_path: Path) -> None:
+    names = ("x.0.debug.pt", "梯度.0.debug.pt", 'quo"te.0.debug.pt')
+    with DumpWriter(tmp_path, HEADER) as writer:
+        for name in names:
+            value = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [3], "data_name": name}
+            with pytest.raises(FormatError, match="which was not put"):
+                writer.put_entry("x.0.debug", [value], trusted=True)
+            writer.put_tensor(name, np.zeros(3, np.float32), FLOAT32)
+            writer.put_entry(f"{name}.debug", [value], trusted=True)
+        # Neither is the name of a tensor.
+        writer.put_entry("text.0.debug", {"type": "str", "value": '{"data_name":"y"}'}, trusted=True)
+        writer.put_entry("dict.0.debug", {"data_name": {"type": "str", "value": "y"}}, trusted=True)
+
+
+def test_a_trusted_entry_that_nobody_could_read_again_is_refused(tmp_path: Path) -> None:
+    deep: Any = None
+    for _ in range(300):
+        deep = [deep]
+    with DumpWriter(tmp_path, HEADER) as writer:
+        writer.put_entry("a.0", SCALAR, trusted=True)
+        with pytest.raises(FormatError, match=r"deep"):
+            writer.put_entry("bad.0", deep, trusted=True)
+    assert list(json.loads((tmp_path / "dump.json").read_text())["data"]) == ["a.0"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_second_name_for_a_tensor(tmp_path: Path, backend: str) -> None:
+    values = np.arange(30_000, dtype=np.float32)
+    with DumpWriter(tmp_path, HEADER, backend=backend) as writer:
+        writer.put_tensor("x.0.debug.pt", values, FLOAT32)
+        writer.put_same("y.0.debug.pt", "x.0.debug.pt")
+        with pytest.raises(FormatError, match=r"'z\.0\.debug\.pt' was not put"):
+            writer.put_same("y.1.debug.pt", "z.0.debug.pt")
+        value = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [30_000], "data_name": "y.0.debug.pt"}
+        writer.put_entry("y.0.debug", value)
+        assert writer.data_name("y.0.debug.pt") == "y.0.debug~2.pt"
+    with open_store(backend, store_location(tmp_path, backend)) as store:
+        assert store.get("y.0.debug.pt").bits().tobytes() == values.tobytes()
+        assert store.get("y.0.debug.pt").identity == store.get("x.0.debug.pt").identity
 
 
 def test_deep_and_circular_values_are_refused(tmp_path: Path) -> None:
