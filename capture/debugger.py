@@ -1,0 +1,294 @@
+"""The methods of PrecisionDebugger, written once; a framework adds its tensors and its hooks.
+
+Every method works on the instance and, as in msprobe, on the class, where it means the debugger made last: a program
+starts in one file what it made in another.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from capture.config import load_config, reread_enable
+from capture.errors import CaptureError
+from capture.saving import Saver
+from capture.session import Hooks, Session
+
+if TYPE_CHECKING:
+    import os
+
+    from typing_extensions import Self
+
+    from capture.framework import Framework
+
+__all__ = ["DebuggerBase", "either"]
+
+_R = TypeVar("_R")
+
+
+class either(Generic[_R]):  # noqa: N801 (a decorator, named as classmethod is)
+    """A method that also works on the class, for the debugger made last."""
+
+    def __init__(self, method: Callable[..., _R]) -> None:
+        self._method = method
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+
+    def __get__(self, instance: DebuggerBase | None, owner: type[DebuggerBase]) -> Callable[..., _R]:
+        return functools.partial(self._method, owner.latest() if instance is None else instance)
+
+
+class DebuggerBase:
+    """Records what runs between ``start`` and ``stop``, a unit of the dump a step.
+
+    Parameters
+    ----------
+    config_path
+        config.json; its keys are in docs/config.md. The other arguments win over it.
+    task
+        ``statistics``, ``tensor`` or ``structure``.
+    dump_path
+        Directory of the dump; made when needed.
+    level
+        ``L0`` (modules), ``L1`` (APIs), ``mix`` (both), ``debug`` (only what ``save`` is given).
+    model
+        As for ``start``.
+    step
+        Steps to record: numbers, ``"3"``, ``"4-6"``.
+
+    Raises
+    ------
+    CaptureError
+        A key is unknown, contradictory or of the wrong type; the message names it and suggests another.
+    """
+
+    _latest: ClassVar[dict[type, DebuggerBase]] = {}
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """``PrecisionDebugger()`` without arguments is the one made before, as in msprobe."""
+        known = cls._latest.get(cls)
+        if known is not None and not arguments and not named:
+            return known  # type: ignore[return-value]
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        config_path: str | os.PathLike[str] | None = None,
+        task: str | None = None,
+        dump_path: str | os.PathLike[str] | None = None,
+        level: str | None = None,
+        model: Any = None,
+        step: Any = None,
+    ) -> None:
+        if getattr(self, "_session", None) is not None:
+            return
+        self.framework = self._make_framework()
+        self.config = load_config(
+            config_path, task=task, dump_path=dump_path, level=level, step=step, framework=self.framework.name
+        )
+        self.model = model
+        self._config_path = config_path
+        self._session = Session(self.config, self.framework)
+        self._hooks: Hooks | None = None
+        self._saver: Saver | None = None
+        self._undo_token_range: Callable[[], None] | None = None
+        self._latest[type(self)] = self
+
+    @classmethod
+    def latest(cls) -> Self:
+        """The debugger made last."""
+        known = cls._latest.get(cls)
+        if known is None:
+            raise CaptureError(f"no {cls.__name__} was made yet: {cls.__name__}(config_path=…) comes first")
+        return known  # type: ignore[return-value]
+
+    # --- what a framework adds ---------------------------------------------------------------------------------------
+
+    def _make_framework(self) -> Framework:
+        raise NotImplementedError
+
+    def _make_hooks(self) -> Hooks:
+        raise NotImplementedError
+
+    def _check_model(self, model: Any) -> None:
+        """Refuse what cannot be hooked."""
+        raise NotImplementedError
+
+    def _count_tokens(self, model: Any, on_token: Callable[[int], None]) -> Callable[[], None]:
+        """Call back before each forward of ``model`` with its number; returns what takes that off again."""
+        raise NotImplementedError
+
+    # --- the methods of msprobe --------------------------------------------------------------------------------------
+
+    @either
+    def start(self, model: Any = None, token_range: list[int] | tuple[int, int] | None = None) -> None:
+        """Begin to record this step, if it is wanted.
+
+        Parameters
+        ----------
+        model
+            A module or a list of modules; needed for levels L0 and mix and for ``token_range``. The model itself is not
+            recorded, its children are.
+        token_range
+            First and last token of an inference loop to record, both included: a token is a forward of the model.
+
+        Raises
+        ------
+        CaptureError
+            No model where one is needed; another debugger captures; a dump lies where this one would go.
+        """
+        session = self._session
+        self.model = model if model is not None else self.model
+        if self.config.level == "debug" or not self._is_enabled():
+            return
+        if self.config.level in ("L0", "mix") or token_range is not None:
+            if self.model is None:
+                raise CaptureError(f"start(model=…): level {self.config.level} or token_range needs the model")
+            self._check_model(self.model)
+        if not session.is_wanted:
+            return
+        tokens = _checked_token_range(token_range)
+        if self._hooks is None:
+            self._hooks = self._make_hooks()
+        if session.start(self._hooks, self.model, paused=tokens is not None) and tokens is not None:
+            self._follow_tokens(tokens)
+
+    @either
+    def stop(self) -> None:
+        """Stop recording; hooks and wrapped functions are gone afterwards. ``start`` may follow in the same step."""
+        if self._undo_token_range is not None:
+            self._undo_token_range()
+            self._undo_token_range = None
+        self._session.stop()
+
+    @either
+    def step(self) -> None:
+        """End the step. Its unit is completed by the writer thread; ``wait`` waits for it."""
+        self.stop()
+        self._session.step()
+        if self._saver is not None:
+            self._saver.new_step()
+
+    @either
+    def forward_backward_dump_end(self) -> None:
+        """Same as ``stop``, as in msprobe."""
+        self.stop()
+
+    @either
+    def save(self, variable: Any, name: str, save_backward: bool = True) -> None:  # noqa: FBT001, FBT002 (msprobe's)
+        """Record a variable of any nesting under ``{name}.{n}.debug``, and its gradients under ``{name}_grad.{n}.debug``.
+
+        Only at level debug. Counted per name and step. ``name`` is a name, never a path.
+        """
+        session = self._session
+        if self.config.level != "debug" or not session.is_wanted:
+            return
+        if not isinstance(name, str):
+            session.problem("save", repr(name)[:80], "the name of a saved variable is a string")
+            return
+        records = session.records()
+        if self._saver is None:
+            self._saver = self._make_saver()
+        self._saver.save(variable, name, records, save_backward=bool(save_backward))
+
+    @either
+    def set_init_step(self, step: int) -> None:
+        """Number of the step in hand (a resumed training).
+
+        Raises
+        ------
+        CaptureError
+            ``step`` is no integer from 0.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise CaptureError(f"set_init_step({step!r}): an integer from 0 is needed")
+        self._session.set_init_step(step)
+
+    @either
+    def register_custom_api(self, module: Any, api_name: str, api_prefix: str | None = None) -> None:
+        """Record calls of ``module.api_name`` too, as ``{api_prefix}.{api_name}.{n}.forward``.
+
+        Raises
+        ------
+        CaptureError
+            There is no such function.
+        """
+        if not callable(getattr(module, api_name, None)):
+            raise CaptureError(f"{module!r} has no function {api_name!r}")
+        prefix = api_prefix or getattr(module, "__name__", "Custom")
+        self._custom_apis(register=True, module=module, api_name=api_name, prefix=prefix)
+
+    @either
+    def restore_custom_api(self, module: Any, api_name: str) -> None:
+        """Undo ``register_custom_api``."""
+        self._custom_apis(register=False, module=module, api_name=api_name, prefix="")
+
+    # --- what msprobe has not ----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def capture(self, model: Any = None) -> Iterator[Self]:
+        """Record one step: ``with debugger.capture(model): …`` is start, stop and step, whatever the block raises."""
+        self.start(model)
+        try:
+            yield self
+        except BaseException as error:
+            self._session.abandon(error)
+            raise
+        self.stop()
+        self.step()
+
+    @either
+    def wait(self, timeout: float | None = None) -> None:
+        """Come back when everything recorded so far is on disk (or after ``timeout`` seconds)."""
+        self._session.wait(timeout)
+
+    @either
+    def close(self) -> None:
+        """Finish everything now; at the end of the process this happens by itself."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _is_enabled(self) -> bool:
+        """``dump_enable`` of the config file, read again whenever the file changed."""
+        if self.config.dump_enable is None or self._config_path is None:
+            return self.config.dump_enable is not False
+        return reread_enable(self._config_path, self.config.dump_enable)
+
+    def _follow_tokens(self, tokens: tuple[int, int]) -> None:
+        first, last = tokens
+        observer = self._session.observer
+
+        def on_token(number: int) -> None:
+            observer.running = first <= number <= last
+
+        if self._undo_token_range is None:
+            self._undo_token_range = self._count_tokens(self.model, on_token)
+
+    def _make_saver(self) -> Saver:
+        raise NotImplementedError
+
+    def _custom_apis(self, *, register: bool, module: Any, api_name: str, prefix: str) -> None:
+        raise NotImplementedError
+
+
+def _checked_token_range(token_range: Any) -> tuple[int, int] | None:
+    if token_range is None:
+        return None
+    is_pair = isinstance(token_range, (list, tuple)) and len(token_range) == 2
+    if not is_pair or not all(type(number) is int and number >= 0 for number in token_range):
+        raise CaptureError(f"token_range={token_range!r}: two integers from 0, first and last token, are needed")
+    first, last = token_range
+    if first > last:
+        raise CaptureError(f"token_range={token_range!r}: the first token lies after the last")
+    return first, last

@@ -1,0 +1,24 @@
+"""Capture for PyTorch: a drop-in for ``msprobe.pytorch``.
+
+::
+
+    from capture.pytorch import PrecisionDebugger
+
+    debugger = PrecisionDebugger(config_path="config.json")
+    for batch in data:
+        debugger.start(model=model)
+        loss = model(batch).sum()
+        loss.backward()
+        debugger.stop()
+        debugger.step()
+
+Importing has no side effect; functions of torch are wrapped between ``start`` and ``stop`` only.
+"""
+
+from __future__ import annotations
+
+from capture.errors import CaptureError
+from capture.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
+from capture.pytorch.seed import seed_all
+
+__all__ = ["CaptureError", "PrecisionDebugger", "module_dump", "module_dump_end", "seed_all"]

@@ -1,0 +1,312 @@
+"""One debugger's life: which step it is, whether anything is recorded, and where it goes.
+
+The session opens a unit when a wanted step begins, hands it over to the writer thread when the step ends, and closes it
+when the process does. It raises only from calls the user makes, and there only what the user can mend.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from capture.errors import CaptureError
+from capture.observer import Observer
+from capture.queue import WriteQueue
+from capture.scope import Scope
+from capture.sink import UnitSink
+from capture.unit import StepRecords
+from msformat import DumpWriter, Header, StoreOptions
+
+if TYPE_CHECKING:
+    from capture.config import CaptureConfig
+    from capture.framework import Framework
+
+__all__ = ["Hooks", "Session"]
+
+_LOGGER = logging.getLogger("msformat.capture")
+# A fault in every call of a long step is said often enough by then.
+_MOST_PROBLEMS = 1000
+
+
+class Hooks(Protocol):
+    """A framework's hooks on a model and on its functions, there only while something is recorded."""
+
+    def install(self, model: Any) -> None:
+        """Set the hooks."""
+
+    def remove(self) -> None:
+        """Take every one of them off again."""
+
+    def never_fired(self) -> list[str]:
+        """Paths of modules that were hooked and never called."""
+
+
+class _Capturing:
+    """Which session of this process captures: hooks of two would record each other."""
+
+    session: weakref.ReferenceType[Session] | None = None
+
+    @classmethod
+    def take(cls, session: Session) -> None:
+        other = cls.session() if cls.session is not None else None
+        if other is not None and other is not session and other.observer.running:
+            raise CaptureError(
+                f"another debugger is capturing into {other.config.dump_path}; stop() it before you start this one"
+            )
+        cls.session = weakref.ref(session)
+
+
+class Session:
+    """Steps, units and problems of one debugger."""
+
+    def __init__(self, config: CaptureConfig, framework: Framework) -> None:
+        self.config = config
+        self.framework = framework
+        self.scope = Scope(config)
+        self.observer = Observer(config, framework, self.scope, self.problem)
+        self.queue = WriteQueue(config.max_queue_bytes)
+        self.step_number = 0
+        self.rank: int | None = None
+        self._records: StepRecords | None = None
+        self._hooks: Hooks | None = None
+        self._pid = os.getpid()
+        self._mutex = threading.RLock()
+        self._kinds: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
+        self._failure: BaseException | None = None
+        self._is_ready = False
+        self._captured_steps: set[int] = set()
+        self._seen_steps: list[int] = []
+        self._started_empty = False
+
+    # --- what the debugger calls -------------------------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether this step of this rank is to be recorded."""
+        self._prepare()
+        config = self.config
+        return (
+            self._failure is None
+            and (config.steps is None or self.step_number in config.steps)
+            and (config.ranks is None or self.rank in config.ranks)
+        )
+
+    def start(self, hooks: Hooks, model: Any, *, paused: bool = False) -> bool:
+        """Begin to record, if this step is wanted; ``paused`` sets the hooks only (token ranges switch later).
+
+        Raises
+        ------
+        CaptureError
+            Another debugger captures; a dump lies where this one would go; or an earlier failure (``on_error: raise``).
+        """
+        self._raise_failure()
+        if not self.is_wanted:
+            return False
+        if self.observer.running or self._hooks is not None:
+            return True
+        _Capturing.take(self)
+        self._open()
+        self._hooks = hooks
+        try:
+            hooks.install(model)
+        except BaseException:
+            self.pause()
+            raise
+        self._started_empty = True
+        self.observer.running = not paused
+        return True
+
+    def pause(self) -> None:
+        """Stop recording and take the hooks off; the unit stays open for more of the same step."""
+        self.observer.running = False
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            self._report_unfired(hooks)
+            hooks.remove()
+
+    def stop(self) -> None:
+        """End recording for now. What was recorded is handed to the writer."""
+        if self._hooks is None and not self.observer.running:
+            return
+        self.pause()
+        if self._records is not None:
+            self._records.flush(everything=True)
+        self._raise_failure()
+
+    def step(self) -> None:
+        """End the step: its unit is finished behind the training, and the next step has the next number."""
+        self.stop()
+        self._finish()
+        self._seen_steps.append(self.step_number)
+        del self._seen_steps[:-20]
+        self.step_number += 1
+        self._raise_failure()
+
+    def set_init_step(self, number: int) -> None:
+        """Number of the step in hand."""
+        self.stop()
+        self._finish()
+        self.step_number = number
+
+    def records(self) -> StepRecords:
+        """Records of the step in hand, opening its unit if need be (saved variables come without a start)."""
+        self._prepare()
+        self._open()
+        assert self._records is not None
+        return self._records
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Come back when everything handed over is written."""
+        self.queue.drain(timeout)
+
+    def close(self) -> None:
+        """The process or the debugger ends: finish what was stopped, mark what was not, say what matched nothing."""
+        if os.getpid() != self._pid:
+            return
+        atexit.unregister(self.close)
+        interrupted = self._hooks is not None and self.config.level != "debug"
+        if interrupted:
+            self.pause()
+            if self._records is not None:
+                self._records.flush(everything=True)
+                self._records.sink.close(f"the process ended in the middle of step {self.step_number}")
+                self._records = None
+        self._finish()
+        self.queue.drain()
+        self.queue.close()
+        self._report_unmatched()
+
+    # --- problems ----------------------------------------------------------------------------------------------------
+
+    def problem(self, kind: str, where: str, text: str) -> None:
+        """Say a problem of a kind once, and record each place of it in the dump."""
+        with self._mutex:
+            if (kind, where) in self._said or len(self._said) >= _MOST_PROBLEMS:
+                return
+            self._said.add((kind, where))
+            message = f"{where}: {text}" if where else text
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                _LOGGER.warning("capture: %s (said once; the dump lists every place)", message)
+            if self._records is not None:
+                self._records.sink.put_problem(f"{kind}: {message}")
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """The writer died (disk full, …): capture ends, training goes on. Called on the writer's thread."""
+        self._failure = error
+        self.observer.running = False
+        _LOGGER.error("capture ends, training goes on: %s: %s", where, error)
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None and self.config.on_error == "raise":
+            failure, self._failure = self._failure, None
+            raise CaptureError(f"capture failed: {failure}") from failure
+
+    def _prepare(self) -> None:
+        """What must wait for the first use: the rank is known only once the process group is there."""
+        if self._is_ready:
+            return
+        self._is_ready = True
+        self.rank = self.framework.rank()
+        if self.config.ranks is not None and self.rank not in self.config.ranks:
+            wanted = sorted(self.config.ranks)
+            mine = "a single process, which has no rank" if self.rank is None else f"rank {self.rank}"
+            _LOGGER.warning("nothing will be captured here: this is %s, and config asks for rank %s", mine, wanted)
+        atexit.register(self.close)
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _forget_in_child(reference))
+
+    def _open(self) -> None:
+        if self._records is not None:
+            return
+        config = self.config
+        unit_dir = self.unit_dir
+        document = "debug.json" if config.level == "debug" else "dump.json"
+        header = Header(task=config.task, level=config.level, framework=self.framework.name)
+        storage = config.storage
+        options = StoreOptions(
+            compression=storage.compression, links=storage.links, durability=storage.durability
+        )
+
+        def make_writer() -> DumpWriter:
+            return DumpWriter(
+                unit_dir, header, backend=storage.format, options=options, document=document, sync_entries=256
+            )
+
+        _refuse_existing(unit_dir)
+        sink = UnitSink(
+            self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5"
+        )
+        self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
+        self.observer.records = self._records
+        self._captured_steps.add(self.step_number)
+        _LOGGER.info("step %s is captured into %s", self.step_number, unit_dir)
+
+    @property
+    def unit_dir(self) -> Path:
+        """Directory of the unit in hand: ``{dump_path}/step{N}/rank{R}``."""
+        rank = "" if self.rank is None else self.rank
+        return Path(self.config.dump_path) / f"step{self.step_number}" / f"rank{rank}"
+
+    def _finish(self) -> None:
+        records, self._records = self._records, None
+        self.observer.records = None
+        self._said.clear()
+        if records is None:
+            return
+        records.flush(everything=True)
+        if records.is_empty and self._started_empty:
+            self._warn_empty()
+        self._started_empty = False
+        records.sink.finish()
+        self.framework.new_step()
+
+    def _warn_empty(self) -> None:
+        if "empty" in self._kinds:
+            return
+        self._kinds.add("empty")
+        _LOGGER.warning(
+            "step %s: nothing was captured (level %s): between start() and stop() nothing ran that is recorded%s",
+            self.step_number, self.config.level, " and matches scope or list" if self.scope.is_filtering else "",
+        )
+
+    def _report_unfired(self, hooks: Hooks) -> None:
+        paths = hooks.never_fired()
+        if paths and "never fired" not in self._kinds:
+            listed = ", ".join(paths[:20]) + (f" and {len(paths) - 20} more" if len(paths) > 20 else "")
+            self.problem(
+                "never fired", "", f"{len(paths)} modules were never called as modules (perhaps .forward()): {listed}"
+            )
+
+    def _report_unmatched(self) -> None:
+        """Filters that matched nothing in the whole run are most likely misspelt."""
+        config = self.config
+        if self.rank is not None or config.ranks is None:
+            if config.steps is not None and not self._captured_steps and self._seen_steps:
+                last = self._seen_steps[-1]
+                _LOGGER.warning("step %s was never reached; the last one was %s", sorted(config.steps), last)
+        if self._captured_steps:
+            for text in self.scope.unmatched():
+                _LOGGER.warning("%s", text)
+
+
+def _refuse_existing(unit_dir: Path) -> None:
+    """An earlier run's dump is never overwritten; that is said where the user can mend it."""
+    if unit_dir.is_dir() and any(unit_dir.iterdir()):
+        raise CaptureError(f"{unit_dir} already holds a dump of an earlier run; choose another dump_path or move it away")
+
+
+def _forget_in_child(reference: weakref.ReferenceType[Session]) -> None:
+    """A forked worker (DataLoader) records nothing and leaves the parent's files alone."""
+    session = reference()
+    if session is not None:
+        session.observer.running = False
+        session.observer.records = None
