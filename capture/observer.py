@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from capture.record import EntryRecord, Recorder
+from capture.risk import is_worth_recording
 from capture.stacks import frames_of
 from capture.tree import ThreadState, backward_name
 from capture.unit import StepRecords
@@ -80,8 +81,10 @@ class Observer:
         self._config = config
         self._keeps_data = config.task != "structure"
         self._keeps_stacks = config.extra_info
-        self._keeps_module_tree = config.level in ("L0", "mix")
-        self._keeps_api_tree = config.level == "mix"
+        self._keeps_module_tree = config.extra_info and config.level in ("L0", "mix")
+        self._keeps_api_tree = config.extra_info and config.level == "mix"
+        # Whoever names what is wanted gets it, however harmless it is.
+        self._risk_level = "ALL" if config.scope or config.list else config.risk_level
         mode = config.data_mode
         self._forward_inputs, self._forward_outputs = mode.forward and mode.input, mode.forward and mode.output
         self._backward_inputs, self._backward_outputs = mode.backward and mode.input, mode.backward and mode.output
@@ -187,7 +190,7 @@ class Observer:
         name = call.forward
         if self._keeps_api_tree:
             records.parent(name, parent)
-        if not self._scope.check(name):
+        if not self._is_worth(base) or not self._scope.check(name):
             return call
         self._note_stack(records, name)
         if not (self._keeps_data and (self._forward_inputs or self._forward_outputs)):
@@ -229,7 +232,11 @@ class Observer:
     ) -> None:
         if self._keeps_api_tree:
             call.records.parent(name, call.parent_backward)
-        self._put_backward(name, call.records, grad_outputs, grad_inputs)
+        if self._is_worth(name.rsplit(".", 2)[0]):
+            self._put_backward(name, call.records, grad_outputs, grad_inputs)
+
+    def _is_worth(self, base: str) -> bool:
+        return self._risk_level == "ALL" or is_worth_recording(self._risk_level, base)
 
     def _put_backward(
         self, name: str, records: StepRecords, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]

@@ -14,6 +14,7 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from capture.earlier import is_occupied, refuse_earlier, remove_unit
 from capture.errors import CaptureError
 from capture.observer import Observer
 from capture.queue import WriteQueue
@@ -90,12 +91,9 @@ class Session:
     def is_wanted(self) -> bool:
         """Whether this step of this rank is to be recorded."""
         self._prepare()
-        config = self.config
-        return (
-            self._failure is None
-            and (config.steps is None or self.step_number in config.steps)
-            and (config.ranks is None or self.rank in config.ranks)
-        )
+        if self._failure is not None or not self._is_wanted_rank:
+            return False
+        return self._is_wanted_step(self.step_number) and self._has_room()
 
     def start(self, hooks: Hooks, model: Any, *, paused: bool = False) -> bool:
         """Begin to record, if this step is wanted; ``paused`` sets the hooks only (token ranges switch later).
@@ -148,6 +146,15 @@ class Session:
         self.step_number += 1
         self._raise_failure()
 
+    def abandon(self, error: BaseException) -> None:
+        """The step ended by an exception: what was recorded stays, marked incomplete, and the next step begins."""
+        self.pause()
+        records = self._leave()
+        if records is not None:
+            records.flush(everything=True)
+            records.sink.close(f"step {self.step_number} ended by {type(error).__name__}: {error}")
+        self.step_number += 1
+
     def set_init_step(self, number: int) -> None:
         """Number of the step in hand."""
         self.stop()
@@ -173,10 +180,10 @@ class Session:
         interrupted = self._hooks is not None and self.config.level != "debug"
         if interrupted:
             self.pause()
-            if self._records is not None:
-                self._records.flush(everything=True)
-                self._records.sink.close(f"the process ended in the middle of step {self.step_number}")
-                self._records = None
+            records = self._leave()
+            if records is not None:
+                records.flush(everything=True)
+                records.sink.close(f"the process ended in the middle of step {self.step_number}")
         self._finish()
         self.queue.drain()
         self.queue.close()
@@ -205,6 +212,23 @@ class Session:
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_wanted_rank(self) -> bool:
+        return self.config.ranks is None or self.rank in self.config.ranks
+
+    def _is_to_come(self, number: int) -> bool:
+        return number >= self.step_number and self._is_wanted_step(number)
+
+    def _is_wanted_step(self, number: int) -> bool:
+        return self.config.steps is None or number in self.config.steps
+
+    def _has_room(self) -> bool:
+        """A dump that came in the way after the start costs this step, never the training."""
+        if self._records is not None or self.config.storage.overwrite or not is_occupied(self.unit_dir):
+            return True
+        self.problem("occupied", "", f"{self.unit_dir} holds another dump: this step is not captured")
+        return False
+
     def _raise_failure(self) -> None:
         if self._failure is not None and self.config.on_error == "raise":
             failure, self._failure = self._failure, None
@@ -214,9 +238,11 @@ class Session:
         """What must wait for the first use: the rank is known only once the process group is there."""
         if self._is_ready:
             return
-        self._is_ready = True
         self.rank = self.framework.rank()
-        if self.config.ranks is not None and self.rank not in self.config.ranks:
+        if not self.config.storage.overwrite and self._is_wanted_rank:
+            refuse_earlier(Path(self.config.dump_path), self._rank_name, self._is_to_come)
+        self._is_ready = True
+        if self.config.ranks is not None and not self._is_wanted_rank:
             wanted = sorted(self.config.ranks)
             mine = "a single process, which has no rank" if self.rank is None else f"rank {self.rank}"
             _LOGGER.warning("nothing will be captured here: this is %s, and config asks for rank %s", mine, wanted)
@@ -241,7 +267,8 @@ class Session:
                 unit_dir, header, backend=storage.format, options=options, document=document, sync_entries=256
             )
 
-        _refuse_existing(unit_dir)
+        if config.storage.overwrite:
+            remove_unit(unit_dir)
         sink = UnitSink(
             self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5"
         )
@@ -253,13 +280,14 @@ class Session:
     @property
     def unit_dir(self) -> Path:
         """Directory of the unit in hand: ``{dump_path}/step{N}/rank{R}``."""
-        rank = "" if self.rank is None else self.rank
-        return Path(self.config.dump_path) / f"step{self.step_number}" / f"rank{rank}"
+        return Path(self.config.dump_path) / f"step{self.step_number}" / self._rank_name
+
+    @property
+    def _rank_name(self) -> str:
+        return "rank" if self.rank is None else f"rank{self.rank}"
 
     def _finish(self) -> None:
-        records, self._records = self._records, None
-        self.observer.records = None
-        self._said.clear()
+        records = self._leave()
         if records is None:
             return
         records.flush(everything=True)
@@ -268,6 +296,13 @@ class Session:
         self._started_empty = False
         records.sink.finish()
         self.framework.new_step()
+
+    def _leave(self) -> StepRecords | None:
+        """Let go of the unit in hand."""
+        records, self._records = self._records, None
+        self.observer.records = None
+        self._said.clear()
+        return records
 
     def _warn_empty(self) -> None:
         if "empty" in self._kinds:
@@ -296,12 +331,6 @@ class Session:
         if self._captured_steps:
             for text in self.scope.unmatched():
                 _LOGGER.warning("%s", text)
-
-
-def _refuse_existing(unit_dir: Path) -> None:
-    """An earlier run's dump is never overwritten; that is said where the user can mend it."""
-    if unit_dir.is_dir() and any(unit_dir.iterdir()):
-        raise CaptureError(f"{unit_dir} already holds a dump of an earlier run; choose another dump_path or move it away")
 
 
 def _forget_in_child(reference: weakref.ReferenceType[Session]) -> None:
