@@ -63,6 +63,17 @@ class PrecisionDebugger(DebuggerBase):
             self._hooks.remove_custom(module, api_name)
 
 
+    def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
+        """See :func:`module_dump`."""
+        if self._hooks is not None:
+            self._hooks.begin_module_dump(module, name)
+
+    def end_module_dump(self) -> None:
+        """See :func:`module_dump_end`."""
+        if self._hooks is not None:
+            self._hooks.end_module_dump()
+
+
 def module_dump(module: torch.nn.Module, dump_name: str) -> None:
     """Record one module, not what is inside it, under ``Module.{dump_name}.{class}``, until :func:`module_dump_end`.
 

@@ -1,0 +1,69 @@
+"""All hooks of a PyTorch program together: modules and parameters (L0, mix), functions (L1, mix)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from capture.observer import Observer
+from capture.pytorch.apis import ApiHooks
+from capture.pytorch.modules import ModuleHooks
+from capture.pytorch.tensors import TorchFramework
+
+__all__ = ["TorchHooks"]
+
+
+class TorchHooks:
+    """Sets the hooks that a level needs and takes off every one of them again.
+
+    Parameters
+    ----------
+    observer, framework
+        Where events go; whose tensors they are about.
+    level
+        ``L0``, ``L1`` or ``mix``.
+    """
+
+    def __init__(self, observer: Observer, framework: TorchFramework, *, level: str) -> None:
+        self._hooks_apis, self._hooks_modules = level in ("L1", "mix"), level in ("L0", "mix")
+        self._apis = ApiHooks(observer, framework)
+        self._modules = ModuleHooks(observer, framework)
+        self._are_set = False
+
+    def install(self, model: Any) -> None:
+        """Set the hooks: on every module below ``model`` (a module or a list of them), and on the functions of torch."""
+        self._are_set = True
+        if self._hooks_modules:
+            self._modules.install(model)
+        if self._hooks_apis:
+            self._apis.install()
+
+    def remove(self) -> None:
+        """Take them off; a function of torch is the object it was."""
+        self._are_set = False
+        self._apis.remove()
+        self._modules.remove()
+
+    def never_fired(self) -> list[str]:
+        """Paths of modules that were hooked and never called."""
+        return self._modules.never_fired()
+
+    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
+        """Record calls of ``module.api_name`` too."""
+        self._apis.add_custom(module, api_name, prefix)
+
+    def remove_custom(self, module: Any, api_name: str) -> None:
+        """Undo ``add_custom``."""
+        self._apis.remove_custom(module, api_name)
+
+    def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
+        """Record one module alone, APIs not at all, until ``end_module_dump``."""
+        if self._are_set:
+            self._apis.remove()
+            self._modules.install_one(module, name)
+
+    def end_module_dump(self) -> None:
+        """Record as before again."""
+        if self._are_set and self._hooks_apis:
+            self._apis.install()
