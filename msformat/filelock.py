@@ -42,16 +42,19 @@ class FileLock:
         The file.
     descriptor
         Open for reading and appending; -1 once released.
+    fsync
+        Wait until the disk knows that the file was made or removed.
     """
 
-    def __init__(self, path: str, descriptor: int) -> None:
+    def __init__(self, path: str, descriptor: int, *, fsync: bool = True) -> None:
         self.path = path
         self.descriptor = descriptor
+        self.fsync = fsync
         _watch_forks()
         _held.add(self)
 
     @classmethod
-    def create(cls, path: str, *, taken: _TakenMessage) -> FileLock:
+    def create(cls, path: str, *, taken: _TakenMessage, fsync: bool = True) -> FileLock:
         """Make the file, which must not exist, and lock it.
 
         Raises
@@ -65,11 +68,12 @@ class FileLock:
             raise StoreError(taken(path, live=is_locked(path))) from error
         except OSError as error:
             raise StoreError(f"{path}: cannot be made: {error}") from error
-        fsync_directory(Path(path).parent)
-        return cls._locked(path, descriptor, taken)
+        if fsync:
+            fsync_directory(Path(path).parent)
+        return cls._locked(path, descriptor, taken, fsync=fsync)
 
     @classmethod
-    def claim(cls, path: str, *, taken: _TakenMessage) -> FileLock:
+    def claim(cls, path: str, *, taken: _TakenMessage, fsync: bool = True) -> FileLock:
         """Lock a file that a dead process left.
 
         Raises
@@ -81,14 +85,14 @@ class FileLock:
             descriptor = os.open(path, _FLAGS)
         except OSError as error:
             raise StoreError(f"{path}: cannot be opened: {error}") from error
-        return cls._locked(path, descriptor, taken)
+        return cls._locked(path, descriptor, taken, fsync=fsync)
 
     @classmethod
-    def _locked(cls, path: str, descriptor: int, taken: _TakenMessage) -> FileLock:
+    def _locked(cls, path: str, descriptor: int, taken: _TakenMessage, *, fsync: bool) -> FileLock:
         if not _try_lock(descriptor) or not _is_same_file(path, descriptor):
             os.close(descriptor)
             raise StoreError(taken(path, live=True))
-        return cls(path, descriptor)
+        return cls(path, descriptor, fsync=fsync)
 
     def release(self) -> None:
         """Close and unlock; the file stays. Releasing twice is fine."""
@@ -105,7 +109,8 @@ class FileLock:
         if not _HAS_FLOCK:  # pragma: no cover (Windows cannot remove an open file)
             self.release()
         Path(self.path).unlink(missing_ok=True)
-        fsync_directory(Path(self.path).parent)
+        if self.fsync:
+            fsync_directory(Path(self.path).parent)
         self.release()
 
 

@@ -102,6 +102,8 @@ class JournalWriter:
         Where the journal goes; its directory exists.
     document, backend, header
         As in the header record.
+    fsync
+        Wait for the disk with each append.
 
     Raises
     ------
@@ -109,9 +111,18 @@ class JournalWriter:
         There is a journal already (its writer alive or dead), or the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, document: str, backend: str, header: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        document: str,
+        backend: str,
+        header: Mapping[str, Any],
+        fsync: bool = True,
+    ) -> None:
         self.path = os.fspath(path)
-        self._lock = FileLock.create(self.path, taken=taken_message)
+        self._fsync = fsync
+        self._lock = FileLock.create(self.path, taken=taken_message, fsync=fsync)
         self._size = 0
         first = {"kind": "header", "version": VERSION, "document": document, "backend": backend, "header": dict(header)}
         try:
@@ -126,7 +137,9 @@ class JournalWriter:
         return self._size
 
     def append(self, lines: Iterable[bytes]) -> None:
-        """Append a batch of encoded records; when this returns, they survive the death of process and machine.
+        """Append a batch of encoded records; when this returns, they survive the death of the process.
+
+        And, with ``fsync``, of the machine.
 
         Raises
         ------
@@ -136,7 +149,8 @@ class JournalWriter:
         data = memoryview(b"".join(lines))
         try:
             self._write(data)
-            os.fsync(self._lock.descriptor)
+            if self._fsync:
+                os.fsync(self._lock.descriptor)
         except OSError as error:
             self._rewind()
             raise StoreError(f"{self.path}: cannot append to the journal: {error}") from error

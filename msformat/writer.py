@@ -66,7 +66,7 @@ class DumpWriter:
     header
         Header of the document. ``dump_data_dir`` None is filled in when tensors are saved.
     backend, options
-        The store.
+        The store. Its ``durability`` holds for journal and documents, too.
     document
         ``dump.json``, or ``debug.json`` for saved variables.
     sync_entries, sync_bytes
@@ -95,7 +95,7 @@ class DumpWriter:
         self.header = header
         self.backend = backend
         self.document = document
-        self._options = options
+        self._options = options or StoreOptions()
         self._limits = (sync_entries, sync_bytes)
         self._mutex = threading.RLock()
         self._pid = os.getpid()
@@ -215,7 +215,7 @@ class DumpWriter:
     # --- promises ----------------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Make everything put so far survive the death of the process and of the machine."""
+        """Make everything put so far survive the death of the process, and of the machine (``options.durability``)."""
         with self._mutex, self._guard("commit"):
             if self._journal is None:
                 return
@@ -341,7 +341,11 @@ class DumpWriter:
         self._refuse_occupied()
         path = os.path.join(self.unit_dir, JOURNAL_NAME)
         self._journal = JournalWriter(
-            path, document=self.document, backend=self.backend, header=dump_header(self.header)
+            path,
+            document=self.document,
+            backend=self.backend,
+            header=dump_header(self.header),
+            fsync=self._options.fsync,
         )
 
     def _open_store(self) -> Store:

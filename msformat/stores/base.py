@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from msformat.digest import content_digest
 from msformat.dtypes import DType
-from msformat.errors import CorruptTensorError, DTypeError, KeyExistsError, StoreError, TensorNotFoundError
+from msformat.errors import (
+    CorruptTensorError,
+    DTypeError,
+    FormatError,
+    KeyExistsError,
+    StoreError,
+    TensorNotFoundError,
+)
 from msformat.selection import Region, Selection, plan_selection
 
 __all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
@@ -40,11 +47,30 @@ class StoreOptions:
         Keep equal content once (design: content addressing). False writes each tensor in full.
     threads
         Threads that compress while one writes; 0 does all in the caller's thread.
+    durability
+        What a promise (``Store.sync``, ``DumpWriter.commit`` and ``finish``) outlives. ``fsync``: the death of the
+        process and of the machine. ``process``: of the process alone, by any signal; a machine that loses its power may
+        lose files, or parts of them, that were promised. Saves the wait for the disk.
+
+    Raises
+    ------
+    FormatError
+        No such durability.
     """
 
     compression: str = "auto"
     links: bool = True
     threads: int = 1
+    durability: Literal["fsync", "process"] = "fsync"
+
+    def __post_init__(self) -> None:
+        if self.durability not in ("fsync", "process"):
+            raise FormatError(f"durability {self.durability!r}: choices: fsync, process")
+
+    @property
+    def fsync(self) -> bool:
+        """Whether to wait for the disk."""
+        return self.durability == "fsync"
 
 
 @runtime_checkable
@@ -318,7 +344,7 @@ class Store(ABC):
 
     @abstractmethod
     def sync(self) -> None:
-        """A barrier: everything put before survives the death of the process (and, after fsync, of the machine)."""
+        """A barrier: everything put before survives what ``options.durability`` says."""
 
     @abstractmethod
     def close(self) -> None:

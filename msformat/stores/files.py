@@ -260,7 +260,7 @@ class FilesStore(Store):
     # --- documents ---------------------------------------------------------------------------------------------
 
     def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
-        """Store a document atomically and durably.
+        """Store a document atomically, and durably as far as ``options.durability`` goes.
 
         Raises
         ------
@@ -274,7 +274,7 @@ class FilesStore(Store):
             raise UnsafeInputError(f"{self.location}: {name!r} is no name for a document")
         path = os.path.join(self.location, name)
         try:
-            write_atomic(path, data if isinstance(data, bytes) else memoryview(data))
+            write_atomic(path, data if isinstance(data, bytes) else memoryview(data), fsync=self.options.fsync)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
 
@@ -292,11 +292,15 @@ class FilesStore(Store):
     # --- life --------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """fsync every file put since the last barrier, the sidecar, and the directories."""
+        """fsync every file put since the last barrier, the sidecar, and the directories.
+
+        With ``durability="process"`` the system has all bytes already, and nothing is waited for.
+        """
         if self.mode == "r":
             return
         wrote_sidecar = self._sidecar.flush()
-        if not self._unsynced:
+        if not self._unsynced or not self.options.fsync:
+            self._unsynced.clear()
             return
         directory = os.path.join(self.location, DATA_DIRECTORY)
         try:

@@ -125,7 +125,7 @@ class Hdf5Store(Store):
             if self.mode == "r":
                 self._file, self._paged = open_for_reading(self.location)
             else:
-                self._file, self._paged = open_for_writing(self.location)
+                self._file, self._paged = open_for_writing(self.location, fsync=self.options.fsync)
             with guard.named_errors(f"{self.location}: cannot be read as HDF5"):
                 self._open_groups()
             self.sync()  # a unit that dies before its first sync is an empty unit, not a strange file

@@ -65,8 +65,8 @@ def _open_locked(h5py: Any, location: str) -> Any:
         return h5py.File(location, "r", rdcc_nbytes=_CHUNK_CACHE)
 
 
-def open_for_writing(location: str) -> tuple[Any, PagedFile]:
-    """An h5py file over a :class:`PagedFile`; made where there is none.
+def open_for_writing(location: str, *, fsync: bool = True) -> tuple[Any, PagedFile]:
+    """An h5py file over a :class:`PagedFile`; made where there is none. ``fsync``: commits wait for the disk.
 
     Raises
     ------
@@ -78,9 +78,9 @@ def open_for_writing(location: str) -> tuple[Any, PagedFile]:
         raise StoreError(f"{location}: HDF5 files are written to local paths only")
     try:
         if not os.path.lexists(location):
-            _make_file(h5py, location)
+            _make_file(h5py, location, fsync=fsync)
         guard.check_regular(location)
-        paged = PagedFile(location, "a")
+        paged = PagedFile(location, "a", fsync=fsync)
     except StoreError:
         raise
     except OSError as error:
@@ -95,10 +95,10 @@ def open_for_writing(location: str) -> tuple[Any, PagedFile]:
         raise guard.open_error(location, error) from error
 
 
-def _make_file(h5py: Any, location: str) -> None:
+def _make_file(h5py: Any, location: str, *, fsync: bool) -> None:
     """An empty HDF5 file, whole under its name or not there."""
     temporary = temporary_sibling(location)
-    paged = PagedFile(temporary, "x")
+    paged = PagedFile(temporary, "x", fsync=fsync)
     try:
         h5py.File(paged, "w", track_order=True).close()
         if paged.error is not None:
@@ -112,7 +112,8 @@ def _make_file(h5py: Any, location: str) -> None:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
-    fsync_directory(Path(location).parent)
+    if fsync:
+        fsync_directory(Path(location).parent)
 
 
 def make_group(parent: Any, name: bytes) -> Any:

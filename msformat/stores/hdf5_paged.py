@@ -63,6 +63,8 @@ class PagedFile(io.RawIOBase):
     mode
         ``x`` made anew, ``a`` opened for writing (a pending sync is completed first), ``r`` for reading (a pending sync
         is completed in memory).
+    fsync
+        Wait for the disk in :meth:`commit`. Without, the state of the last commit outlives the process only.
 
     Attributes
     ----------
@@ -70,9 +72,10 @@ class PagedFile(io.RawIOBase):
         The first write error; from then on all writes are dropped.
     """
 
-    def __init__(self, path: str, mode: str) -> None:
+    def __init__(self, path: str, mode: str, *, fsync: bool = True) -> None:
         super().__init__()
         self.path = path
+        self._fsync = fsync
         self.error: OSError | None = None
         self._pages: dict[int, bytearray] = {}
         self._position = 0
@@ -199,7 +202,7 @@ class PagedFile(io.RawIOBase):
     def _commit(self) -> None:
         if self._size > os.fstat(self._raw.fileno()).st_size:
             self._raw.truncate(self._size)  # HDF5 refuses a file that ends before its declared end
-        os.fsync(self._raw.fileno())
+        self._wait_for(self._raw)
         if self._pages:
             # Space freed at the end may leave pages that the new state no longer has.
             pages = {number: page for number, page in self._pages.items() if number * PAGE < self._size}
@@ -221,7 +224,7 @@ class PagedFile(io.RawIOBase):
             # Mode "xb" refuses to follow a symlink somebody planted under that name.
             with side.open("xb", buffering=0) as stream:
                 _write_all(stream, memoryview(body + xxhash.xxh3_64_digest(body)))
-                os.fsync(stream.fileno())
+                self._wait_for(stream)
         except OSError:
             with contextlib.suppress(OSError):
                 side.unlink()
@@ -231,7 +234,11 @@ class PagedFile(io.RawIOBase):
         for number, page in sorted(pages.items()):
             self._write_raw(number * PAGE, memoryview(page)[: max(0, size - number * PAGE)])
         self._raw.truncate(size)
-        os.fsync(self._raw.fileno())
+        self._wait_for(self._raw)
+
+    def _wait_for(self, stream: io.FileIO) -> None:
+        if self._fsync:
+            os.fsync(stream.fileno())
 
     def _complete_pending(self) -> None:
         side = Path(side_path(self.path))

@@ -126,8 +126,8 @@ class ZarrStore(Store):
             raise StoreError(f"{self.location}: Zarr stores are written to a local directory only")
         require_numcodecs()
         try:
-            make_unit(self._fs, self.group, self.mode)
-            return IndexLog(self._fs.describe(self._at(LOG_NAME)))
+            make_unit(self._fs, self.group, self.mode, fsync=self.options.fsync)
+            return IndexLog(self._fs.describe(self._at(LOG_NAME)), fsync=self.options.fsync)
         except OSError as error:
             raise self._named(error, self._fs.describe(self.group)) from error
 
@@ -155,7 +155,7 @@ class ZarrStore(Store):
         if log.inherited:
             remove_temporaries(self._fs.describe(self.group))
         log.start(whole)
-        self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads)
+        self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads, fsync=self.options.fsync)
         self._pack: OpenPack | None = None
         self._next_pack = self._first_free_pack()
         self._unlogged: dict[str, Place] = {}
@@ -390,7 +390,7 @@ class ZarrStore(Store):
 
     def _put_array_of_bytes(self, path: str, data: ReadOnlyBuffer) -> None:
         node = self._at(path)
-        write_document(self._fs.describe(node), data, load_array(self._fs, node))
+        write_document(self._fs.describe(node), data, load_array(self._fs, node), fsync=self.options.fsync)
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
         return read_document(self._fs, self._at(f"documents/{document_node(name)}"))

@@ -61,7 +61,7 @@ def _stored_bytes(fs: FileSystem, node: str) -> int:
     return sum(item.size for path in below for item in fs.list(path) if item.kind == "file")
 
 
-def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None) -> None:
+def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None, *, fsync: bool = True) -> None:
     """Write or replace a document; durable when this returns.
 
     Parameters
@@ -72,6 +72,8 @@ def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None) 
         Its bytes.
     old
         Metadata of the version that lies there.
+    fsync
+        Wait for the disk. Without, the new version is whole for every process, but not after a loss of power.
 
     Raises
     ------
@@ -91,9 +93,10 @@ def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None) 
             piece = content[start : start + chunk]
             piece = np.concatenate([piece, np.zeros(chunk - len(piece), np.uint8)])
             name = f"c.{number}" if keys[0] == "default" else str(number)
-            write_atomic(os.path.join(directory, name), encoder.encode(piece))
-        write_atomic(os.path.join(directory, METADATA_NAME), meta)
-        fsync_directory(os.path.dirname(directory))
+            write_atomic(os.path.join(directory, name), encoder.encode(piece), fsync=fsync)
+        write_atomic(os.path.join(directory, METADATA_NAME), meta, fsync=fsync)
+        if fsync:
+            fsync_directory(os.path.dirname(directory))
     except OSError as error:
         raise StoreError(f"{directory}: {error.strerror or error}") from error
     if old is not None:

@@ -188,6 +188,8 @@ class IndexLog:
     ----------
     path
         The log's file; made if absent.
+    fsync
+        Wait for the disk with each append.
 
     Attributes
     ----------
@@ -200,11 +202,12 @@ class IndexLog:
         Another process writes this store, or the file cannot be made.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, fsync: bool = True) -> None:
         self.path = path
+        self._fsync = fsync
         self.inherited = os.path.lexists(path)
         open_lock = FileLock.claim if self.inherited else FileLock.create
-        self._lock = open_lock(path, taken=_taken_message)
+        self._lock = open_lock(path, taken=_taken_message, fsync=fsync)
         self._length = 0
 
     def start(self, length: int) -> None:
@@ -221,7 +224,8 @@ class IndexLog:
         try:
             while data:
                 data = data[os.write(descriptor, data) :]
-            os.fsync(descriptor)
+            if self._fsync:
+                os.fsync(descriptor)
         except OSError:
             # Half a line followed by a whole one would read as damage.
             os.ftruncate(descriptor, self._length)

@@ -34,7 +34,7 @@ _GROUP_DEPTH = 4
 _OLD_ZARR = (".zgroup", ".zarray", ".zmetadata", "meta/root.group.json", "meta/root.array.json", "meta/root")
 
 
-def make_unit(fs: FileSystem, group: str, mode: Mode) -> None:
+def make_unit(fs: FileSystem, group: str, mode: Mode, *, fsync: bool = True) -> None:
     """Make the groups down to a unit and those in it, if nothing speaks against it.
 
     Raises
@@ -54,12 +54,12 @@ def make_unit(fs: FileSystem, group: str, mode: Mode) -> None:
             raise StoreError(f"{fs.describe(group)}: already holds {', '.join(held)}")
     parts = group.split("/") if group else []
     for depth in range(len(parts) + 1):
-        _make_group(fs, join(*parts[:depth]), unit=depth == len(parts))
+        _make_group(fs, join(*parts[:depth]), unit=depth == len(parts), fsync=fsync)
     for child in _CHILDREN:
-        _make_group(fs, join(group, child), unit=False)
+        _make_group(fs, join(group, child), unit=False, fsync=fsync)
 
 
-def _make_group(fs: FileSystem, path: str, *, unit: bool) -> None:
+def _make_group(fs: FileSystem, path: str, *, unit: bool, fsync: bool) -> None:
     directory = fs.describe(path)
     if fs.kind(path) not in ("directory", None):
         raise UnsafeInputError(f"{directory}: is no directory inside the store")
@@ -67,14 +67,15 @@ def _make_group(fs: FileSystem, path: str, *, unit: bool) -> None:
     if node is None:
         os.makedirs(directory, exist_ok=True)
         attributes = {"msformat": {"layout": LAYOUT_VERSION}} if unit else {}
-        write_atomic(os.path.join(directory, METADATA_NAME), group_document(attributes))
-        fsync_directory(os.path.dirname(directory))
+        write_atomic(os.path.join(directory, METADATA_NAME), group_document(attributes), fsync=fsync)
+        if fsync:
+            fsync_directory(os.path.dirname(directory))
     elif node["node_type"] != "group":
         raise StoreError(f"{directory}: is a Zarr array, not a group")
     elif node.get("consolidated_metadata") is not None:
         # zarr-python lists what stands there and nothing else, so what is added now would stay unseen.
         kept = {name: value for name, value in node.items() if name != "consolidated_metadata"}
-        write_atomic(os.path.join(directory, METADATA_NAME), json.dumps(kept, indent=2).encode())
+        write_atomic(os.path.join(directory, METADATA_NAME), json.dumps(kept, indent=2).encode(), fsync=fsync)
 
 
 def check_unit(fs: FileSystem, group: str) -> None:

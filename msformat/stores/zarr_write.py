@@ -81,14 +81,17 @@ class ArrayWriter:
         The directory all nodes are relative to.
     threads
         Threads that encode and write; 0 for none. They start with the first array that needs them.
+    fsync
+        Wait for the disk in :meth:`flush`.
 
     Notes
     -----
     A process forked from this one has no such threads, and must not write.
     """
 
-    def __init__(self, root: str, threads: int) -> None:
+    def __init__(self, root: str, threads: int, *, fsync: bool = True) -> None:
         self._root = root
+        self._fsync = fsync
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
@@ -259,7 +262,7 @@ class ArrayWriter:
     # --- barrier ---------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Wait until every file and name written so far is on disk.
+        """Wait until every file and name written so far is on disk; without ``fsync`` the system having them will do.
 
         Raises
         ------
@@ -268,6 +271,8 @@ class ArrayWriter:
         """
         files, self._files = self._files, []
         directories, self._directories = self._directories, {}
+        if not self._fsync:
+            return
         try:
             self._each(_fsync, files)
         except OSError as error:

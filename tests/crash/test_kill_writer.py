@@ -106,6 +106,23 @@ def test_kill(
     check_remains(tmp_path, unit, promised, torn=point in BY_TEAR)
 
 
+@pytest.mark.parametrize("point", BY_CALLS[::2])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kill_without_waiting_for_the_disk(
+    zygote: Zygote, backend: str, point: int, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """``durability="process"``: SIGKILL is the death of a process, so nothing that was promised may be lost."""
+    kill = kill_point(point, zygote.undisturbed(backend, tmp_path_factory.mktemp("whole")))
+    # There are fewer calls without fsync; the last points let it finish.
+    unit, progress = tmp_path / "step0" / "rank", tmp_path / "progress"
+    zygote.run(
+        backend=backend, unit=str(unit), progress=str(progress), seed=SEED, count=COUNT, durability="process", **kill
+    )
+    lines = progress.read_text().split() if progress.exists() else []
+    promised = COUNT if "finished" in lines else int(lines[-1]) if lines else 0
+    check_remains(tmp_path, unit, promised, torn=False)
+
+
 def check_remains(root: Path, unit: Path, promised: int, *, torn: bool) -> None:
     try:
         location = find_units(root)[0][0]

@@ -2,7 +2,8 @@
 
 Reads one JSON request a line from standard input::
 
-    {"backend": …, "unit": …, "progress": …, "seed": …, "count": …, "how": "calls" | "tear" | "time", "when": …}
+    {"backend": …, "unit": …, "progress": …, "seed": …, "count": …, "how": "calls" | "tear" | "time", "when": …,
+     "durability": … (may be left out)}
 
 and answers each with one line ``{"killed": …, "calls": …, "seconds": …}``. ``calls``: the writer kills itself in front
 of its n-th call into C that touches a file. ``tear``: in the middle of its n-th append to the journal. ``time``: it is
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msformat.stores.base import StoreOptions
 from msformat.stores.registry import store_class
 from msformat.writer import DumpWriter
 from tests.crash.workload import BACKENDS, HEADER, put, steps
@@ -80,7 +82,8 @@ def _run(request: dict[str, Any], report: int) -> None:
         os.write = _tearing(write, os.path.join(request["unit"], "journal.jsonl"), request["when"])
     progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.setprofile(count)
-    with DumpWriter(request["unit"], HEADER, backend=request["backend"], sync_entries=1000) as writer:
+    options = StoreOptions(durability=request.get("durability", "fsync"))
+    with DumpWriter(request["unit"], HEADER, backend=request["backend"], options=options, sync_entries=1000) as writer:
         for number, one in enumerate(steps(request["seed"], request["count"])):
             put(writer, one)
             if number % 3 == 2:

@@ -533,6 +533,29 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
     assert all(path.stat().st_nlink == 1 for path in (tmp_path / "dump_tensor_data").iterdir())
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_durability_says_whether_the_disk_is_waited_for(
+    tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[str] = []
+
+    def fsync(_: int) -> None:
+        waits.append("fsync")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(tmp_path / "a", backend, options=StoreOptions(durability="process"))
+    assert not waits
+    write(tmp_path / "b", backend, options=StoreOptions(durability="fsync"))
+    assert waits
+    found = [documents(tmp_path / name, backend)["construct.json"] for name in ("a", "b")]
+    assert found[0] == found[1]
+
+
+def test_no_such_durability() -> None:
+    with pytest.raises(FormatError, match="choices: fsync, process"):
+        StoreOptions(durability="memory")  # type: ignore[arg-type]
+
+
 def test_a_spelling_is_no_dtype(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "rank", HEADER) as writer, pytest.raises(DTypeError, match="parse_dtype"):
         writer.put_tensor("x.npy", np.zeros(3, np.float32), "float32")  # type: ignore[arg-type]

@@ -448,11 +448,11 @@ def test_a_document_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.
         for steps in range(3):
             left = [steps]
 
-            def dying(path: str, data: Any, left: list[int] = left) -> None:
+            def dying(path: str, data: Any, left: list[int] = left, **options: Any) -> None:
                 if left[0] == 0:
                     raise OSError(28, "No space left on device", path)
                 left[0] -= 1
-                real(path, data)
+                real(path, data, **options)
 
             monkeypatch.setattr(zarr_documents, "write_atomic", dying)
             with pytest.raises(StoreError, match="No space left"):
