@@ -35,6 +35,7 @@ __all__ = [
     "mask_constants",
     "parse_json",
     "parse_object",
+    "quick_compact",
     "tokens",
 ]
 
@@ -50,6 +51,12 @@ _BEFORE = frozenset(b" \t\r\n:,[")
 _AFTER = frozenset(b" \t\r\n,]}")
 # A string, or one structural character. A lone quote is a string that never ends.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},"]', re.DOTALL)
+# In MessagePack: a float64 with the highest exponent.
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+# Numbers that Python may spell otherwise; in arrays and in objects. Patterns that begin with a fixed letter are fast.
+_AFTER_COMMA = re.compile(rb",-?(?:0\.0000|[0-9.]+e)")
+_AFTER_BRACKET = re.compile(rb"\[-?(?:0\.0000|[0-9.]+e)")
+_MEMBER = re.compile(rb'":(-?(?:0\.0000\d+|[0-9.]+e-?\d+))')
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -76,6 +83,45 @@ def compact(obj: Any) -> bytes:
         return _encode(_plain(obj)).encode("ascii")
     except (TypeError, ValueError):
         raise FormatError(f"cannot be written as JSON: {failure}") from failure
+
+
+def quick_compact(obj: Any) -> bytes:
+    """:func:`compact` of dicts with text keys, lists, text, numbers and None, five times as fast.
+
+    msgspec spells all of these as Python does, except what is looked for here: numbers near zero or with an exponent,
+    which are spelled anew, and NaN, infinities and unusual characters, which are left to Python.
+
+    Raises
+    ------
+    FormatError
+        As :func:`compact`. Objects of other types may be written in msgspec's way instead.
+    """
+    try:
+        text = _quick_text(obj)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        text = None
+    return compact(obj) if text is None else text
+
+
+def _quick_text(obj: Any) -> bytes | None:
+    """None or ValueError where Python may spell something otherwise."""
+    text = msgspec.json.encode(obj)
+    if not text.isascii() or b"\\" in text or b"\x7f" in text or text[:1] not in (b"{", b"["):
+        return None
+    if _AFTER_COMMA.search(text) or _AFTER_BRACKET.search(text):
+        return None
+    # NaN and infinities are null, too.
+    if b"null" in text and _NOT_FINITE.search(msgspec.msgpack.encode(obj)):
+        return None
+    return _MEMBER.sub(_respelled, text)
+
+
+def _respelled(number: re.Match[bytes]) -> bytes:
+    """A number as Python spells it, with the quote and the colon before it."""
+    # No backslash in the text: a quote behind one of these may begin a text, and what follows may be its letters.
+    if number.string[number.start() - 1] in b":,[{":
+        raise ValueError("unclear")
+    return b'":' + repr(float(number[1])).encode()
 
 
 def _plain(root: Any) -> Any:

@@ -30,7 +30,7 @@ from msformat.finish import (
     store_location,
 )
 from msformat.journal import JournalWriter, encode_entry, encode_record, is_live, taken_message
-from msformat.jsontext import compact, parse_json
+from msformat.jsontext import compact, parse_json, quick_compact
 from msformat.layout import JOURNAL_NAME
 from msformat.model import MAX_DEPTH, Header
 from msformat.names import SUFFIXES, safe_data_name
@@ -309,7 +309,7 @@ class DumpWriter:
         source = os.path.join(self.unit_dir, self.document)
         _require_texts(key)
         try:
-            text = compact(value)
+            text = quick_compact(value) if trusted else compact(value)
         except FormatError as error:
             raise FormatError(f"{source}: entry {key!r}: {error}") from error
         if not trusted:

@@ -126,6 +126,15 @@ def test_a_new_header_is_written_in_the_order_of_the_format() -> None:
     assert written == json.dumps(expected, indent=1).encode()
 
 
+def test_a_long_document_is_written_in_pieces_that_fit_together() -> None:
+    entries = {f"{number}.{key}": value for number in range(700) for key, value in ENTRIES.items()}
+    entries["\ud800"] = {"lone surrogate": ["\udc00", math.nan, {}]}
+    pieces = list(encode_dump(Header("tensor", "mix", "pytorch"), entries.items()))
+    assert len(pieces) > 8
+    expected = {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": entries}
+    assert b"".join(pieces) == json.dumps(expected, indent=1).encode()
+
+
 def test_what_cannot_be_encoded_is_named() -> None:
     with pytest.raises(FormatError, match="entry 'bad'"):
         list(encode_dump(Header("tensor", "mix", "pytorch"), [("bad", {1, 2})]))

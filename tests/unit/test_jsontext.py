@@ -7,12 +7,22 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msformat.errors import FormatError, SchemaError, UnsafeInputError
-from msformat.jsontext import canonical, compact, find_constants, mask_constants, parse_json, parse_object
+from msformat.jsontext import (
+    canonical,
+    compact,
+    find_constants,
+    indent,
+    mask_constants,
+    parse_json,
+    parse_object,
+    quick_compact,
+)
 
 # Words that look like tokens, pieces of escapes, and half of a surrogate pair: what a text search stumbles over.
 _awkward = st.sampled_from(
@@ -32,6 +42,10 @@ _awkward = st.sampled_from(
         "é",
         "梯度",
         "\0",
+        "\x7f",
+        ",1e-5,",
+        "[0.00001]",
+        '":1e-5,',
     ]
 )
 _texts = st.lists(_awkward | st.text(max_size=3), max_size=4).map("".join)
@@ -65,6 +79,43 @@ def test_compact_equals_json_dumps_without_spaces(obj: Any) -> None:
     text = compact(obj)
     assert text == json.dumps(obj, separators=(",", ":")).encode()
     assert b"\n" not in text
+
+
+# Plain texts mostly, so that the quick way is not left at once; numbers at the borders of Python's spellings.
+_plain_floats = st.floats(allow_nan=False, allow_infinity=False) | st.floats(-1e-3, 1e-3) | st.floats(1e14, 1e18)
+_plain_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | _plain_floats | _floats | st.sampled_from(["a", ",1e-5,", ":1e5"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["Max", "e", ":1e5", "x"]), inner),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_plain_values | _values)
+@example({"Max": 1e-05, "Min": 1e16, "Mean": -9.99e-05, "Norm": 0.0001, "e": 1.5e300, "f": -0.0})
+@example({"a": [1e-05]})
+@example([None, {"a": math.nan}])
+@example({"a": None, "b": -math.inf})
+@example(1e-05)
+@example({":1e5": ":1e5,", ":": 1e-05, "": 1e-05})
+def test_quick_compact_equals_compact(obj: Any) -> None:
+    assert quick_compact(obj) == compact(obj)
+    assert indent(quick_compact(obj)) == json.dumps(obj, indent=1).encode()
+
+
+def test_quick_compact_leaves_odd_things_to_compact() -> None:
+    circular: list[Any] = []
+    circular.append(circular)
+    deep: Any = None
+    for _ in range(100_000):
+        deep = [deep]
+    for refused in (circular, deep, {"a": object()}):
+        with pytest.raises(FormatError):
+            quick_compact(refused)
+    for odd in ({"a": 10**5000}, {"a": np.float32(0.1), "b": np.float64(1e-5), "c": np.int64(3)}, {"a": (1, 2)}):
+        assert quick_compact(odd) == compact(odd)
+    while deep:
+        deep = deep[0]
 
 
 @settings(max_examples=200, deadline=None)
