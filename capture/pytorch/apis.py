@@ -1,0 +1,203 @@
+"""Installs everything by which calls of PyTorch's functions become known: stand-ins, a function mode, and watchers.
+
+The names are those that msprobe replaces, seen by watching it (``tools/observe_peer_apis.py``), so that dumps of both
+hold the same entries. Two ways lead here, because neither is enough: replaced attributes tell ``x + y`` from
+``x.add(y)``, and the function mode sees functions that the program bound before they were replaced.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+
+from capture.pytorch.distributed import CommunicationApi, PendingWorks
+from capture.pytorch.graphs import GraphWatch
+from capture.pytorch.modes import EarlyBound
+from capture.pytorch.optimizers import TreeRoots
+from capture.pytorch.patches import Patches
+from capture.pytorch.wrappers import Api, ApiMethod, ApiRecorder
+
+if TYPE_CHECKING:
+    from capture.observer import Observer
+    from capture.pytorch.wrappers import ApiFramework
+
+__all__ = ["ApiHooks"]
+
+# Several names share a function (F.conv2d is torch.conv2d): one that was bound early counts under the first of these.
+_PRECEDENCE = ("Functional", "Torch", "Tensor", "VF")
+
+
+class ApiHooks:
+    """Everything that is replaced in PyTorch while capture runs.
+
+    Parameters
+    ----------
+    observer
+        Hears of every call.
+    framework
+        Is told of tensors that were written to, and hooks gradients.
+    """
+
+    def __init__(self, observer: Observer, framework: ApiFramework) -> None:
+        self._recorder = ApiRecorder(observer, framework)
+        self._pending = PendingWorks(observer, framework)
+        self._names = _listed_names()
+        self._apis: dict[tuple[str, str], Api] = {}
+        self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._custom_patches = Patches()
+        self._patches = Patches()
+        self._mode = EarlyBound(self._recorder)
+        self._roots = TreeRoots(observer)
+        self._graphs = GraphWatch(observer, self._paused)
+        self._installed = False
+        self._changed = False
+
+    def install(self) -> None:
+        """Replace PyTorch's functions; without effect when they are."""
+        if self._installed:
+            return
+        self._installed = True
+        self._put_apis()
+        for (_, name), (owner, prefix) in self._custom.items():
+            self._put_custom(owner, name, prefix)
+        self._pending.install()
+        self._roots.install()
+        self._graphs.install()
+        self._mode.install()
+
+    def remove(self) -> None:
+        """Put back the very objects that were there."""
+        if not self._installed:
+            return
+        self._installed = False
+        self._mode.remove()
+        self._graphs.remove()
+        self._roots.remove()
+        self._pending.remove()
+        self._custom_patches.restore()
+        self._patches.restore()
+
+    def drop_pending(self) -> None:
+        """Let go of asynchronous communication that nobody waited for; a step ends with it."""
+        self._pending.drop()
+
+    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
+        """Record ``module.api_name`` as ``{prefix}.{api_name}`` from now on, while capture is installed.
+
+        Raises
+        ------
+        AttributeError
+            If the module has no such attribute.
+        TypeError
+            If it cannot be called.
+        """
+        if not callable(getattr(module, api_name)):
+            raise TypeError(f"{api_name!r} of {module!r} cannot be called, so there is nothing to record")
+        self.remove_custom(module, api_name)
+        self._custom[id(module), api_name] = (module, prefix)
+        if self._installed:
+            self._put_custom(module, api_name, prefix)
+
+    def remove_custom(self, module: Any, api_name: str) -> None:
+        """Undo :meth:`add_custom`; nothing happens when it was never done."""
+        self._custom.pop((id(module), api_name), None)
+        self._custom_patches.restore_one(module, api_name)
+
+    def _put_apis(self) -> None:
+        for prefix, place, owner, names in self._places():
+            for name in names:
+                if callable(getattr(owner, name, None)):
+                    self._patches.put(owner, name, self._maker(prefix, name, place))
+        # Bodies of functional.py give themselves to modes and tensor subclasses, by the name that is replaced now.
+        self._patches.put(torch.nn.functional, "handle_torch_function", _handing_over_originals)
+        # The gradient of a loss that nobody gave is made here; it is no part of the model.
+        self._patches.put(torch.autograd, "_make_grads", self._recorder.unrecorded)
+        if self._changed:
+            self._changed = False
+            self._mode.name_functions(sorted(self._apis.values(), key=_precedence))
+
+    def _places(self) -> Iterator[tuple[str, str, Any, list[str]]]:
+        """Prefix, dotted path, object and names of every place whose attributes are replaced."""
+        for prefix, places in self._names.items():
+            for place, names in places.items():
+                owner = _resolve(place)
+                if owner is not None:
+                    yield prefix, place, owner, names
+        npu = sys.modules.get("torch_npu")
+        for place, owner in (("torch_npu", npu), ("torch.ops.npu", npu and torch.ops.npu)):
+            if owner is not None:
+                yield "NPU", place, owner, [name for name in dir(owner) if name.startswith("npu_")]
+
+    def _maker(self, prefix: str, name: str, place: str) -> Callable[[Any], Api]:
+        """Stand-ins are kept, so that graphs compiled against one are found again at the next start."""
+
+        def make(original: Any) -> Api:
+            known = self._apis.get((place, name))
+            if known is None or known.original is not original:
+                known = self._apis[place, name] = self._make(original, prefix, name, place)
+                self._changed = True
+            return known
+
+        return make
+
+    def _make(self, original: Any, prefix: str, name: str, place: str) -> Api:
+        if prefix == "Distributed":
+            return CommunicationApi(original, name, place, self._recorder, self._pending)
+        kind = ApiMethod if place == "torch.Tensor" else Api
+        return kind(original, prefix, name, place, self._recorder)
+
+    def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
+        def make(original: Any) -> Any:
+            place = getattr(owner, "__name__", type(owner).__name__)
+            if isinstance(original, (staticmethod, classmethod)):
+                return type(original)(Api(original.__func__, prefix, name, place, self._recorder))
+            return Api(original, prefix, name, place, self._recorder)
+
+        self._custom_patches.put(owner, name, make)
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """A block with the original functions in their places, for compilers that know them by identity."""
+        if not self._installed:
+            yield
+            return
+        self._mode.remove()
+        self._patches.restore()
+        try:
+            yield
+        finally:
+            if self._installed:
+                self._put_apis()
+                self._mode.install()
+
+
+def _listed_names() -> dict[str, dict[str, list[str]]]:
+    text = importlib.resources.files("capture.pytorch").joinpath("api_names.json").read_text("utf-8")
+    listed: dict[str, dict[str, list[str]]] = json.loads(text)["replaced"]
+    return {prefix: places for prefix, places in listed.items() if prefix != "other"}
+
+
+def _resolve(place: str) -> Any:
+    """The module or class of a dotted path, None in a PyTorch that has none (``torch.distributed`` may be left out)."""
+    value: Any = sys.modules.get("torch")
+    for part in place.split(".")[1:]:
+        value = getattr(value, part, None)
+    return value
+
+
+def _precedence(api: Api) -> int:
+    return _PRECEDENCE.index(api.prefix) if api.prefix in _PRECEDENCE else len(_PRECEDENCE)
+
+
+def _handing_over_originals(handle: Callable[..., Any]) -> Callable[..., Any]:
+    def handle_torch_function(public_api: Any, *args: Any, **kwargs: Any) -> Any:
+        return handle(public_api.original if isinstance(public_api, Api) else public_api, *args, **kwargs)
+
+    return handle_torch_function

@@ -1,0 +1,97 @@
+"""Catches functions that a program bound before they were replaced (``from torch.nn.functional import relu``).
+
+PyTorch calls a function mode with the function itself, whatever name it was reached by, so a table from function to
+name tells what runs. The mode belongs to the thread that installed it; in other threads a function bound early is not
+seen. Functions that no mode sees (``torch.distributed``) are recorded through their attributes only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch.compiler import is_compiling
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+
+if TYPE_CHECKING:
+    from capture.pytorch.wrappers import Api, ApiRecorder
+
+__all__ = ["EarlyBound"]
+
+
+class EarlyBound(TorchFunctionMode):
+    """Records calls of original functions that no stand-in is recording already.
+
+    It goes to the bottom of the thread's stack of modes, so that a mode of the user, entered before or after, is always
+    the one that the user's ``with`` takes off. Only contexts of ``torch.device`` insist on being below.
+    """
+
+    def __init__(self, recorder: ApiRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+        self._observer = recorder.observer
+        self._local = recorder.observer.local
+        self._table: dict[int, Api] = {}
+        self._installed = False
+
+    def name_functions(self, apis: Sequence[Api]) -> None:
+        """Set whose originals are looked for; of two names of one function the first counts."""
+        # By identity, because hashing what is not ours might run code of the user.
+        self._table = {id(api.original): api for api in reversed(apis)}
+
+    def install(self) -> None:
+        """Enter the current thread's stack of modes."""
+        self._installed = True
+        stack = _take_stack()
+        below = sum(isinstance(mode, DeviceContext) for mode in stack)
+        _put_stack([*stack[:below], self, *stack[below:]])
+
+    def remove(self) -> None:
+        """Leave the stack of modes; in another thread, pass everything on from now on."""
+        self._installed = False
+        _put_stack(_take_stack())
+
+    @property
+    def installed(self) -> bool:
+        """Whether the mode is wanted on a stack."""
+        return self._installed
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record the function if a name is known for it, and call it in either case."""
+        kwargs = kwargs or {}
+        if is_compiling():
+            return func(*args, **kwargs)
+        api = self._table.get(id(func))
+        local = self._local
+        if api is None or local.in_api or local.busy or not self._observer.running or not self._installed:
+            return func(*args, **kwargs)
+        if _called_by_torch(sys._getframe(1), func):
+            return func(*args, **kwargs)
+        return self._recorder.record(api, args, kwargs)
+
+
+def _take_stack() -> list[TorchFunctionMode]:
+    """Take all modes off this thread, lowest first, without those of ours that are done."""
+    stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+    for _ in stack:
+        _pop_mode()  # type: ignore[no-untyped-call]
+    return [mode for mode in stack if not (isinstance(mode, EarlyBound) and not mode.installed)]
+
+
+def _put_stack(modes: Sequence[TorchFunctionMode]) -> None:
+    for mode in modes:
+        _push_mode(mode)  # type: ignore[no-untyped-call]
+
+
+def _called_by_torch(frame: FrameType | None, function: Callable[..., Any]) -> bool:
+    """Whether PyTorch's own code calls; only its modules hold functions for the user (``activation=F.gelu``)."""
+    code = getattr(function, "__code__", None)
+    while frame is not None and (frame.f_code is code or frame.f_globals.get("__name__") == "torch.overrides"):
+        frame = frame.f_back
+    caller = "" if frame is None else str(frame.f_globals.get("__name__", ""))
+    return caller.startswith("torch.") and not caller.startswith("torch.nn.modules.")

@@ -1,0 +1,247 @@
+"""The stand-ins that take the place of PyTorch's functions and methods while capture is installed.
+
+A stand-in compares and hashes as the function it stands for, so that ``config.activation == F.gelu``, tables keyed by
+function (``__torch_function__`` of tensor subclasses, the list that makes ``with torch.device(...)`` work) and caches
+that PyTorch happens to fill meanwhile go on finding what they look for.
+Methods reached through the class (``torch.Tensor.add``) are the originals for the same reason: that is where PyTorch
+itself takes the function that it hands to ``__torch_function__``.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+if TYPE_CHECKING:
+    from capture.observer import ApiCall, Observer
+
+__all__ = ["Api", "ApiFramework", "ApiMethod", "ApiRecorder", "tensors_in"]
+
+Values = tuple[Any, ...]
+_IN_PLACE_OPERATOR = re.compile(r"__(i(add|and|div|floordiv|lshift|matmul|mod|mul|or|pow|rshift|sub|xor)|setitem)__")
+
+
+class ApiFramework(Protocol):
+    """What the stand-ins ask of the framework."""
+
+    def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
+        """Call back with the tensor's gradient; False when it takes none."""
+
+    def forget(self, tensor: Any) -> None:
+        """The tensor's content may have changed without its version telling."""
+
+
+class Api:
+    """Stands for one function of one place and records its calls.
+
+    Parameters
+    ----------
+    original
+        The function itself; whatever is not asked of the stand-in is asked of it.
+    prefix, name
+        What its calls are named: ``Functional``, ``relu``.
+    place
+        Dotted path of the module that it stands in, for pickles.
+    recorder
+        Where calls go.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "__weakref__",
+        "in_place",
+        "local",
+        "name",
+        "observer",
+        "original",
+        "place",
+        "prefix",
+        "recorder",
+    )
+
+    def __init__(self, original: Callable[..., Any], prefix: str, name: str, place: str, recorder: ApiRecorder) -> None:
+        self.original = original
+        self.prefix = prefix
+        self.name = name
+        self.place = place
+        self.recorder = recorder
+        self.observer = recorder.observer
+        self.local = recorder.observer.local
+        plain = name.endswith("_") and not name.endswith("__")
+        self.in_place = plain or _IN_PLACE_OPERATOR.fullmatch(name) is not None
+        functools.update_wrapper(self, original)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo takes the first test for a constant, and sees nothing of the rest.
+        if is_compiling():
+            if not is_dynamo_compiling():
+                self.recorder.note_export(self)
+            return self.original(*args, **kwargs)
+        local = self.local
+        if not self.observer.running or local.in_api or local.busy:
+            return self.original(*args, **kwargs)
+        return self.recorder.record(self, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """Bind where the function would have: one written in Python does, a builtin one does not."""
+        if instance is None or not hasattr(type(self.original), "__get__"):
+            return self
+        return types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "original"), name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.original == (other.original if isinstance(other, Api) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __copy__(self) -> Api:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Api:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle looks the function up where it stands, and needs nothing of this package."""
+        return pkgutil.resolve_name, (f"{self.place}:{self.name}",)
+
+    def finish(self, call: ApiCall, args: Values, kwargs: Mapping[str, Any], output: Any, sequence: int) -> None:
+        """Record the outcome of a call, and have its gradients recorded when they come."""
+        recorder = self.recorder
+        if self.in_place:
+            recorder.forget(args)
+        if "out" in kwargs:
+            recorder.forget((kwargs["out"],))
+        self.observer.end_api(call, output)
+        if self.observer.wants_backward(call):
+            recorder.hook_backward(call, output, sequence)
+
+
+class ApiMethod(Api):
+    """Stands for a method: an instance gets the stand-in, the class the original."""
+
+    __slots__ = ()
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self.original if instance is None else types.MethodType(self, instance)
+
+
+class ApiRecorder:
+    """What all stand-ins of one capture share: they hand their calls to it."""
+
+    def __init__(self, observer: Observer, framework: ApiFramework) -> None:
+        self.observer = observer
+        self.framework = framework
+
+    def record(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
+        """Call the function with its inputs and outputs recorded; nothing inside it is."""
+        observer, local = self.observer, self.observer.local
+        if torch._C._get_tracing_state() is not None:
+            observer.problem("scripted", f"{api.prefix}.{api.name}", "not recorded while torch.jit.trace runs")
+            return api.original(*args, **kwargs)
+        call = self._begin(api, args, kwargs)
+        sequence = torch._C._autograd._get_sequence_nr()
+        local.in_api = True
+        try:
+            output = api.original(*args, **kwargs)
+        except BaseException:
+            if call is not None:
+                observer.fail_api(call)
+            raise
+        finally:
+            local.in_api = False
+        if call is not None:
+            api.finish(call, args, kwargs, output, sequence)
+        return output
+
+    def _begin(self, api: Api, args: Values, kwargs: dict[str, Any]) -> ApiCall | None:
+        if "self" in kwargs:
+            # Recorded in its place, as if it had been given there.
+            args, kwargs = (kwargs["self"], *args), {key: kwargs[key] for key in kwargs if key != "self"}
+        return self.observer.begin_api(api.prefix, api.name, args, kwargs)
+
+    def unrecorded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Stand in for a function of PyTorch's own, inside which nothing is the model's."""
+
+        @functools.wraps(function)
+        def pass_on(*args: Any, **kwargs: Any) -> Any:
+            local = self.observer.local
+            before, local.in_api = local.in_api, True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                local.in_api = before
+
+        return pass_on
+
+    def note_export(self, api: Api) -> None:
+        """Say that a call went by unrecorded because a graph is being made of it."""
+        if self.observer.running:
+            where = f"{api.prefix}.{api.name}"
+            self.observer.problem("compiled", where, "not recorded while torch.export or torch.compile makes a graph")
+
+    def forget(self, values: Any) -> None:
+        """Let the framework look again at tensors that were written to."""
+        for tensor in tensors_in(values):
+            self.framework.forget(tensor)
+
+    def hook_backward(self, call: ApiCall, output: Any, sequence: int) -> None:
+        """Have the gradients of a call recorded when its backward runs.
+
+        Parameters
+        ----------
+        sequence
+            Autograd's sequence number before the call: an output whose node is older is one of the inputs.
+        """
+        try:
+            with torch._C.DisableTorchFunction():
+                self._hook_backward(call, output, sequence)
+        except Exception as error:  # noqa: BLE001 (an odd tensor must not cost the training anything)
+            self.observer.problem(f"backward hook {type(error).__name__}", call.forward, str(error))
+
+    def _hook_backward(self, call: ApiCall, output: Any, sequence: int) -> None:
+        tensor = _first_tensor(output)
+        if tensor is None or not (tensor.requires_grad and torch.is_grad_enabled()):
+            return
+        node = tensor.grad_fn
+        if node is None:
+            return
+        observer = self.observer
+        # These hold names, never the node or a tensor: a node that reaches itself through its hook is never freed.
+        if node._sequence_nr() < sequence:
+            self.framework.on_gradient(tensor, lambda gradient: observer.api_backward(call, (gradient,), (gradient,)))
+        else:
+            node.register_hook(lambda inputs, outputs: observer.api_backward(call, outputs, inputs))
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    """The tensor whose gradient stands for the call's: the peer hooks the same one."""
+    while not isinstance(value, torch.Tensor):
+        if isinstance(value, dict):
+            value = next((item for item in value.values() if isinstance(item, torch.Tensor)), None)
+        elif isinstance(value, (list, tuple)) and value:
+            value = value[0]
+        else:
+            return None
+    return value
+
+
+def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """Tensors among the values and in lists of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (item for item in value if isinstance(item, torch.Tensor))
