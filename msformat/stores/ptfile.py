@@ -8,14 +8,13 @@ ones (uint16, float8, …) from an untyped one by ``_rebuild_tensor_v3``.
 from __future__ import annotations
 
 import struct
-import zlib
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.digest import byte_view
+from msformat.digest import byte_view, crc32
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, FormatError
 from msformat.filesystem import FileSystem
@@ -250,7 +249,7 @@ def _check_crc(files: FileSystem, path: str, storage: Member, source: str) -> No
         part = files.read(path, at, min(_CRC_STEP, end - at))
         if not part:
             break
-        crc = zlib.crc32(part, crc)
+        crc = crc32(part, crc)
         at += len(part)
     if at < end or crc != storage.crc:
         raise CorruptTensorError(f"{source}: the stored bytes do not match the checksum of the zip")

@@ -7,11 +7,11 @@ a buffer, and anything but stored, plain, non-overlapping members is refused by 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msformat.digest import crc32
 from msformat.errors import CorruptTensorError, FormatError, UnsafeInputError
 
 __all__ = ["ALIGNMENT", "Member", "looks_like_zip", "read_members", "zip_parts"]
@@ -194,7 +194,7 @@ def zip_parts(members: Sequence[tuple[str, Sequence[Buffer]]]) -> list[Buffer]:
         size = sum(len(buffer) for buffer in buffers)
         crc = 0
         for buffer in buffers:
-            crc = zlib.crc32(buffer, crc)
+            crc = crc32(buffer, crc)
         header = _local_header(name.encode(), at, size, crc)
         parts += [header, *buffers]
         directory += _directory_entry(name.encode(), at, size, crc)
