@@ -178,15 +178,12 @@ class DebuggerBase:
 
     @either
     def save(self, variable: Any, name: str, save_backward: bool = True) -> None:  # noqa: FBT001, FBT002 (msprobe's)
-        """Record a variable of any nesting under ``{name}.{n}.debug``, and its gradients under ``{name}_grad.{n}.debug``.
+        """Record a variable of any nesting as ``{name}.{n}.debug``, its gradients as ``{name}_grad.{n}.debug``.
 
         Only at level debug. Counted per name and step. ``name`` is a name, never a path.
         """
         session = self._session
         if self.config.level != "debug" or not session.is_wanted:
-            return
-        if not isinstance(name, str):
-            session.problem("save", repr(name)[:80], "the name of a saved variable is a string")
             return
         records = session.records()
         if self._saver is None:
@@ -217,7 +214,7 @@ class DebuggerBase:
         """
         if not callable(getattr(module, api_name, None)):
             raise CaptureError(f"{module!r} has no function {api_name!r}")
-        prefix = api_prefix or getattr(module, "__name__", "Custom")
+        prefix = str(api_prefix or getattr(module, "__name__", "Custom"))
         self._custom_apis(register=True, module=module, api_name=api_name, prefix=prefix)
 
     @either

@@ -14,7 +14,15 @@ __all__ = ["earlier_units", "is_occupied", "refuse_earlier", "remove_unit"]
 
 _STEP = re.compile(r"step(\d{1,18})")
 _DOCUMENTS = ("dump.json", "debug.json", "journal.jsonl")
-_PARTS = (*_DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log", "dump_tensor_data", "dump.h5", "dump.zarr")
+_PARTS = (
+    *_DOCUMENTS,
+    "stack.json",
+    "construct.json",
+    "dump_error_info.log",
+    "dump_tensor_data",
+    "dump.h5",
+    "dump.zarr",
+)
 
 
 def is_occupied(unit_dir: Path) -> bool:

@@ -104,10 +104,11 @@ class Observer:
     def fail_api(self, call: ApiCall) -> None:
         """The call raised: its inputs stay recorded, without an output."""
         if call.entry is not None:
-            self._guarded(self._finish, call.forward, call, call.entry)
+            self._guarded(self._fail_api, call.forward, call, call.entry)
 
     def wants_backward(self, call: ApiCall | ModuleCall) -> bool:
         """Whether the backward pass of a call leaves any trace in the dump."""
+        del call  # today the configuration alone decides
         return self._backward_inputs or self._backward_outputs or self._keeps_module_tree
 
     def api_backward(self, call: ApiCall, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any]) -> None:
@@ -147,13 +148,11 @@ class Observer:
         if self._is_current(call):
             self._guarded(self._module_backward, call.backward, call, tuple(grad_outputs), tuple(grad_inputs))
 
-    def parameter_gradient(
-        self, prefix: str, parameter: str, gradient: Any, *, param_names: Sequence[str] = ()
-    ) -> None:
+    def parameter_gradient(self, prefix: str, parameter: str, gradient: Any) -> None:
         """Record a parameter's gradient as accumulated so far; the last one of the step comes first in the dump."""
         if self.running and self._keeps_parameter_gradients:
             key = f"{prefix}.parameters_grad"
-            self._guarded(self._parameter_gradient, key, prefix, parameter, gradient, tuple(param_names))
+            self._guarded(self._parameter_gradient, key, parameter, gradient)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -202,9 +201,7 @@ class Observer:
             records.reserve(entry)
         return call
 
-    def _put_inputs(
-        self, entry: EntryRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Wanted
-    ) -> None:
+    def _put_inputs(self, entry: EntryRecord, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Wanted) -> None:
         key, value = entry.key, entry.value
         value["input_args"] = self._recorder.values(args, f"{key}.input", entry, wanted)
         value["input_kwargs"] = self._recorder.values(kwargs, f"{key}.kwargs", entry, wanted) if kwargs else {}
@@ -214,13 +211,19 @@ class Observer:
         assert entry is not None
         try:
             if self._forward_outputs:
-                entry.value["output"] = self._recorder.values(_as_tuple(output), f"{name}.output", entry, self._wanted(name))
+                entry.value["output"] = self._recorder.values(
+                    _as_tuple(output), f"{name}.output", entry, self._wanted(name)
+                )
                 if not self._forward_inputs:
                     entry.value["is_recompute"] = self._framework.is_recompute()
         finally:
-            self._finish(name, call, entry)
+            self._finish(call, entry)
 
-    def _finish(self, name: str, call: ApiCall, entry: EntryRecord) -> None:
+    def _fail_api(self, name: str, call: ApiCall, entry: EntryRecord) -> None:
+        del name
+        self._finish(call, entry)
+
+    def _finish(self, call: ApiCall, entry: EntryRecord) -> None:
         call.entry = None
         if self._forward_inputs:
             call.records.complete(entry)
@@ -278,9 +281,7 @@ class Observer:
             self.local.leave(name)
             self._scope.end_module(name)
 
-    def _put_module(
-        self, entry: EntryRecord, call: ModuleCall, output: Any, parameters: Mapping[str, Any]
-    ) -> None:
+    def _put_module(self, entry: EntryRecord, call: ModuleCall, output: Any, parameters: Mapping[str, Any]) -> None:
         records, name, wanted = call.records, call.forward, self._wanted(call.forward)
         self._note_stack(records, name)
         if self._forward_inputs or self._forward_outputs:
@@ -310,11 +311,9 @@ class Observer:
                 self.local.stack.remove(name)  # backward passes of two modules may overlap
             self._scope.end_module(name)
 
-    def _parameter_gradient(
-        self, key: str, prefix: str, parameter: str, gradient: Any, param_names: tuple[str, ...]
-    ) -> None:
+    def _parameter_gradient(self, key: str, parameter: str, gradient: Any) -> None:
         records = self._records()
-        entry = records.gradients_of(key, param_names or (parameter,))
+        entry = records.gradients_of(key)
         if entry is None:
             return  # its module's forward was not recorded
         wanted = self._wanted(key)

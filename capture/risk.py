@@ -1,7 +1,7 @@
 """Which APIs are worth recording at a ``risk_level``, as msprobe 26.2.0 sorts them.
 
-``CORE`` are the APIs that multiply, normalise, look up or communicate, where precision is lost; ``LOW`` those that only
-move, convert or create values. ``ALL`` records everything, ``FOCUS`` leaves out the low ones, ``CORE`` all but the core.
+``CORE`` are the APIs that multiply, normalise, look up or communicate, where precision is lost; ``LOW`` those that
+only move, convert or create values. ``ALL`` records everything, ``FOCUS`` leaves out the low ones, ``CORE`` all others.
 Calls are counted either way, so names do not depend on the level.
 """
 

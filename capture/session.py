@@ -12,7 +12,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from capture.earlier import is_occupied, refuse_earlier, remove_unit
 from capture.errors import CaptureError
@@ -32,6 +32,8 @@ __all__ = ["Hooks", "Session"]
 _LOGGER = logging.getLogger("msformat.capture")
 # A fault in every call of a long step is said often enough by then.
 _MOST_PROBLEMS = 1000
+# What a killed process loses at most; each commit waits for the disk, on the writer's thread.
+_COMMIT_ENTRIES = 128
 
 
 class Hooks(Protocol):
@@ -255,23 +257,24 @@ class Session:
             return
         config = self.config
         unit_dir = self.unit_dir
-        document = "debug.json" if config.level == "debug" else "dump.json"
+        document: Literal["dump.json", "debug.json"] = "debug.json" if config.level == "debug" else "dump.json"
         header = Header(task=config.task, level=config.level, framework=self.framework.name)
         storage = config.storage
-        options = StoreOptions(
-            compression=storage.compression, links=storage.links, durability=storage.durability
-        )
+        options = StoreOptions(compression=storage.compression, links=storage.links, durability=storage.durability)
 
         def make_writer() -> DumpWriter:
             return DumpWriter(
-                unit_dir, header, backend=storage.format, options=options, document=document, sync_entries=256
+                unit_dir,
+                header,
+                backend=storage.format,
+                options=options,
+                document=document,
+                sync_entries=_COMMIT_ENTRIES,
             )
 
         if config.storage.overwrite:
             remove_unit(unit_dir)
-        sink = UnitSink(
-            self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5"
-        )
+        sink = UnitSink(self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5")
         self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
         self.observer.records = self._records
         self._captured_steps.add(self.step_number)
@@ -296,6 +299,7 @@ class Session:
         self._started_empty = False
         records.sink.finish()
         self.framework.new_step()
+        self.scope.new_step()
 
     def _leave(self) -> StepRecords | None:
         """Let go of the unit in hand."""
@@ -310,7 +314,9 @@ class Session:
         self._kinds.add("empty")
         _LOGGER.warning(
             "step %s: nothing was captured (level %s): between start() and stop() nothing ran that is recorded%s",
-            self.step_number, self.config.level, " and matches scope or list" if self.scope.is_filtering else "",
+            self.step_number,
+            self.config.level,
+            " and matches scope or list" if self.scope.is_filtering else "",
         )
 
     def _report_unfired(self, hooks: Hooks) -> None:
@@ -324,10 +330,9 @@ class Session:
     def _report_unmatched(self) -> None:
         """Filters that matched nothing in the whole run are most likely misspelt."""
         config = self.config
-        if self.rank is not None or config.ranks is None:
-            if config.steps is not None and not self._captured_steps and self._seen_steps:
-                last = self._seen_steps[-1]
-                _LOGGER.warning("step %s was never reached; the last one was %s", sorted(config.steps), last)
+        if self._is_wanted_rank and config.steps is not None and not self._captured_steps and self._seen_steps:
+            last = self._seen_steps[-1]
+            _LOGGER.warning("step %s was never reached; the last one was %s", sorted(config.steps), last)
         if self._captured_steps:
             for text in self.scope.unmatched():
                 _LOGGER.warning("%s", text)

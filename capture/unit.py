@@ -1,4 +1,4 @@
-"""The records of one step of one rank on their way to the sink: order, batches, parents, stacks, parameter gradients."""
+"""The records of one step of one rank on their way to the sink: order, batches, tree, stacks, parameter gradients."""
 
 from __future__ import annotations
 
@@ -100,9 +100,8 @@ class StepRecords:
         entry.value = dict(self._gradients[key])
         self.add(entry)
 
-    def gradients_of(self, key: str, parameters: Sequence[str]) -> EntryRecord | None:
+    def gradients_of(self, key: str) -> EntryRecord | None:
         """A record to put gradients of this module into; None when the module is not recorded."""
-        del parameters
         return EntryRecord(key) if key in self._gradients else None
 
     def put_gradient(self, entry: EntryRecord, parameter: str, node: Any) -> None:

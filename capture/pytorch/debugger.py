@@ -43,7 +43,7 @@ class PrecisionDebugger(DebuggerBase):
         first = model[0] if isinstance(model, (list, tuple)) else model
         number = -1
 
-        def count(module: object, arguments: object) -> None:
+        def count(*_: object) -> None:
             nonlocal number
             number += 1
             on_token(number)

@@ -32,7 +32,7 @@ class TorchHooks:
         self._are_set = False
 
     def install(self, model: Any) -> None:
-        """Set the hooks: on every module below ``model`` (a module or a list of them), and on the functions of torch."""
+        """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
         self._are_set = True
         if self._hooks_modules:
             self._modules.install(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import random
 from typing import Any
@@ -40,7 +42,7 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
             raise CaptureError(f"seed_all({name}={value!r}): True or False is needed")
     random.seed(seed)
     os.environ["PYTHONHASHSEED"] = str(seed)
-    np.random.seed(seed)  # noqa: NPY002 (the generator that user code draws from)
+    np.random.seed(seed)  # the generator that user code draws from
     torch.manual_seed(seed)  # every device of this build, npu included once torch_npu is imported
     os.environ["HCCL_DETERMINISTIC"] = str(mode).lower()
     if torch.version.cuda is not None:
@@ -61,14 +63,12 @@ def _remove_dropout() -> None:
 
 def _without_probability(original: Any) -> Any:
     """The dropout with probability 0, however it is called; its name and its place in a dump stay."""
-    import functools  # noqa: PLC0415
 
     @functools.wraps(original)
-    def dropout(
-        input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False  # noqa: A002, FBT001, FBT002
-    ) -> torch.Tensor:
-        del p
-        return original(input, p=0.0, training=training, inplace=inplace)  # type: ignore[no-any-return]
+    def dropout(*args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs)
+        given.arguments["p"] = 0.0
+        return original(*given.args, **given.kwargs)
 
     dropout._passes_through = True  # type: ignore[attr-defined]
     return dropout
