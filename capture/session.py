@@ -42,6 +42,12 @@ class Hooks(Protocol):
     def install(self, model: Any) -> None:
         """Set the hooks."""
 
+    def finish(self) -> None:
+        """Record what no hook brought; called while recording still goes on."""
+
+    def new_step(self) -> None:
+        """Let go of what a step left waiting."""
+
     def remove(self) -> None:
         """Take every one of them off again."""
 
@@ -124,11 +130,14 @@ class Session:
 
     def pause(self) -> None:
         """Stop recording and take the hooks off; the unit stays open for more of the same step."""
-        self.observer.running = False
         hooks, self._hooks = self._hooks, None
+        if hooks is not None and self.observer.running:
+            hooks.finish()
+        self.observer.running = False
         if hooks is not None:
             self._report_unfired(hooks)
             hooks.remove()
+            hooks.new_step()
 
     def stop(self) -> None:
         """End recording for now. What was recorded is handed to the writer."""

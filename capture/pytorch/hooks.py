@@ -8,10 +8,19 @@ import torch
 
 from capture.observer import Observer
 from capture.pytorch.apis import ApiHooks
+from capture.pytorch.gradients import GradientGroups
 from capture.pytorch.modules import ModuleHooks
 from capture.pytorch.tensors import TorchFramework
 
 __all__ = ["TorchHooks"]
+
+
+class _SharedGradients:
+    """Hooks of functions and of modules that meet on one tensor fire in one order: outer calls first."""
+
+    def __init__(self, framework: TorchFramework, groups: GradientGroups) -> None:
+        self.forget = framework.forget
+        self.on_gradient = groups.watch
 
 
 class TorchHooks:
@@ -27,8 +36,9 @@ class TorchHooks:
 
     def __init__(self, observer: Observer, framework: TorchFramework, *, level: str) -> None:
         self._hooks_apis, self._hooks_modules = level in ("L1", "mix"), level in ("L0", "mix")
-        self._apis = ApiHooks(observer, framework)
-        self._modules = ModuleHooks(observer, framework)
+        groups = GradientGroups(observer)
+        self._apis = ApiHooks(observer, _SharedGradients(framework, groups))
+        self._modules = ModuleHooks(observer, framework, groups)
         self._are_set = False
 
     def install(self, model: Any) -> None:
@@ -38,6 +48,14 @@ class TorchHooks:
             self._modules.install(model)
         if self._hooks_apis:
             self._apis.install()
+
+    def finish(self) -> None:
+        """Record what no hook brought."""
+        self._modules.finish()
+
+    def new_step(self) -> None:
+        """Let go of what a step left waiting."""
+        self._apis.drop_pending()
 
     def remove(self) -> None:
         """Take them off; a function of torch is the object it was."""
@@ -61,9 +79,11 @@ class TorchHooks:
         """Record one module alone, APIs not at all, until ``end_module_dump``."""
         if self._are_set:
             self._apis.remove()
+            self._modules.remove_one()
             self._modules.install_one(module, name)
 
     def end_module_dump(self) -> None:
         """Record as before again."""
+        self._modules.remove_one()
         if self._are_set and self._hooks_apis:
             self._apis.install()

@@ -28,6 +28,12 @@ class NoHooks:
     def install(self, model: Any) -> None:
         self.is_set = True
 
+    def finish(self) -> None:
+        assert self.is_set
+
+    def new_step(self) -> None:
+        assert not self.is_set
+
     def remove(self) -> None:
         self.is_set = False
 
