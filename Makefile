@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PEER_VENV ?= .venv-peer
+PEER26_VENV ?= .venv-peer26
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 PYTEST_WORKERS ?= 2
@@ -25,6 +26,13 @@ $(PEER_VENV)/.ready: pyproject.toml tests/peer/requirements.txt
 	$(PEER_VENV)/bin/python -m pip install -q -r tests/peer/requirements.txt
 	touch $@
 
+$(PEER26_VENV)/.ready: pyproject.toml tests/peer/requirements-26.txt
+	$(PYTHON) -m venv $(PEER26_VENV)
+	$(PEER26_VENV)/bin/python -m pip install -q --upgrade pip
+	$(PEER26_VENV)/bin/python -m pip install -q "$(TORCH)"
+	$(PEER26_VENV)/bin/python -m pip install -q -r tests/peer/requirements-26.txt
+	touch $@
+
 demo: env
 	$(BIN)/python tools/demo.py
 
@@ -34,8 +42,10 @@ test: env lint
 test-peer: env $(PEER_VENV)/.ready
 	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
 
-bench: env
-	$(BIN)/python -m tools.bench
+# Several minutes a tool: BENCH=--quick takes fewer steps of less.
+bench: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
+	$(BIN)/python -m tools.bench $(BENCH)
+	$(BIN)/python -m tools.bench_capture --peer $(PEER_VENV)/bin/python --peer26 $(PEER26_VENV)/bin/python $(BENCH)
 
 lint: env
 	$(BIN)/ruff check .
@@ -43,4 +53,4 @@ lint: env
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(PEER_VENV) demo-out build dist *.egg-info
+	rm -rf $(VENV) $(PEER_VENV) $(PEER26_VENV) demo-out build dist *.egg-info
