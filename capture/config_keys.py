@@ -100,7 +100,7 @@ KEYS = (
     ),
     Key(
         "async_dump", "top", "true or false", values.boolean, default=False, meaning=
-        "Accepted as the peer's. Writing is done by a thread of its own either way and its queue is bounded by "
+        "Accepted as msprobe has it. Writing is done by a thread of its own either way and its queue is bounded by "
         "`max_queue_bytes`, so task `tensor` needs no `list` with it, and it goes with `summary_mode: md5`.",
     ),
     Key(
@@ -119,7 +119,7 @@ KEYS = (
         "`FOCUS`: those that only move, view, convert or create data are left out (`reshape`, `to`, `zeros`, …). "
         "`CORE`: only matrix products, convolutions, normalisations, embeddings, attention, fused NPU operators and "
         "communication. Modules are always recorded. (msprobe 26.2.0 takes FOCUS when the key is absent; 8.1.0 "
-        "records everything, and so do we.)",
+        "records everything, and that is the default here.)",
     ),
     Key(
         "precision", "top", "text", values.choice("high", "low"), "high",
