@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +17,7 @@ __all__ = ["atomic_file", "fsync_directory", "is_temporary", "output_file", "tem
 
 # Everything of ours that is not finished carries this in its name, so that clean-up never touches a stranger's file.
 _MARK = ".msformat-partial-"
+_TEMPORARY = re.compile(re.escape(_MARK) + r"[0-9a-f]{12}$")
 # Names are cut so that the mark still fits into the 255 bytes most file systems allow.
 _STEM_BYTES = 180
 
@@ -27,12 +27,12 @@ def temporary_sibling(path: str | os.PathLike[str]) -> str:
     directory, name = os.path.split(os.fspath(path))
     # Bytes of the file system, cut between characters; decoded as the locale does it, which need not be UTF-8.
     stem = os.fsdecode(os.fsencode(name)[:_STEM_BYTES].decode("utf-8", "ignore").encode())
-    return str(Path(directory) / f".{stem}{_MARK}{uuid.uuid4().hex[:12]}")
+    return os.path.join(directory, f".{stem}{_MARK}{os.urandom(6).hex()}")
 
 
 def is_temporary(name: str) -> bool:
     """Whether a file or folder name was made by :func:`temporary_sibling`."""
-    return re.search(re.escape(_MARK) + r"[0-9a-f]{12}$", name) is not None
+    return _MARK in name and _TEMPORARY.search(name) is not None
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
     temporary = temporary_sibling(path)
     # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
     try:
-        stream = Path(temporary).open("xb")  # noqa: SIM115 (closed below, before the rename)
+        stream = open(temporary, "xb")  # noqa: SIM115 (closed below, before the rename)
     except OSError as error:
         # The temporary is a name nobody asked for.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error

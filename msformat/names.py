@@ -72,6 +72,7 @@ _TENSOR_122 = "tensor"
 # No leading zero, so that a number is rebuilt as it was; 18 digits keep int() far from its digit limit.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
 _NAME_BYTES = 255
+_HARMFUL = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 _READABLE_BYTES = 160
 
 NaturalKey: TypeAlias = "tuple[tuple[str | tuple[int, str], ...], str]"
@@ -355,7 +356,7 @@ def safe_data_name(raw: str) -> str:
 
 
 def _is_harmless(raw: str) -> bool:
-    if raw in ("", ".", "..") or re.search(r"[/\\\x00-\x1f\x7f-\x9f]", raw) or is_temporary(raw):
+    if raw in ("", ".", "..") or _HARMFUL.search(raw) or is_temporary(raw):
         return False
     try:
         return len(raw.encode("utf-8")) <= _NAME_BYTES

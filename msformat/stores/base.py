@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -209,6 +209,8 @@ class Store(ABC):
         self.group = group
         self.options = options or StoreOptions()
         self._by_digest: dict[str, str] = {}
+        # Asked for with every tensor, and slow to find out.
+        self._can_link = self.options.links and isinstance(self, SupportsLinks)
 
     # --- tensors ---------------------------------------------------------------------------------------------------
 
@@ -253,9 +255,9 @@ class Store(ABC):
                 return digest
             raise KeyExistsError(f"{self.location}: tensor {key!r} is already stored with other content")
         token = self._content_token(key, digest)
-        target = self._by_digest.get(token) if self.options.links else None
-        if target is not None and isinstance(self, SupportsLinks):
-            self._link(key, target)
+        target = self._by_digest.get(token) if self._can_link else None
+        if target is not None:
+            self._make_link(key, target)
         else:
             self._write(key, dense, dtype, digest, owned=owned or not np.may_share_memory(dense, bits))
             self._by_digest.setdefault(token, key)
@@ -279,12 +281,15 @@ class Store(ABC):
         self._check_writable()
         if existing not in self:
             raise TensorNotFoundError(existing, self.location)
-        one_file = self._content_token(key, "") == self._content_token(existing, "")
-        if key not in self and one_file and self.options.links and isinstance(self, SupportsLinks):
-            self._link(key, existing)
+        is_alike = self._content_token(key, "") == self._content_token(existing, "")
+        if self._can_link and is_alike and key not in self:
+            self._make_link(key, existing)
         elif key != existing:
             stored = self.get(existing)
             self.put(key, stored.bits(), stored.dtype, owned=True)
+
+    def _make_link(self, key: str, target: str) -> None:
+        cast("SupportsLinks", self)._link(key, target)
 
     def _content_token(self, key: str, digest: str) -> str:  # noqa: ARG002 (a hook for stores that need the key)
         """What two keys must share to share content. Stores whose bytes depend on the key (``.pt``) say so here."""

@@ -143,6 +143,9 @@ class Hdf5Store(Store):
             raise StoreError(f"{self.location}: group {self.group or '/'!r} already holds a unit; mode 'a' adds to it")
         # Foreign groups keep no order of creation.
         self._ordered = self._tensors is not None and tracks_order(self._tensors)
+        # A writer of a new unit knows its keys without asking HDF5, which takes longer than to make a link.
+        self._put: set[str] = set()
+        self._knows_all = self.mode != "r" and not self._link_count(self._tensors)
 
     def _walk(self, root: Any, path: str) -> Any | None:
         group = guard.load_h5py().h5g.open(root, b"/")
@@ -257,6 +260,8 @@ class Hdf5Store(Store):
         self._ensure_open()
         if self._tensors is None:
             return False
+        if self._knows_all or key in self._put:
+            return key in self._put
         with guard.named_errors(self._label(key)):
             return any(self._tensors.links.exists(name) for name in guard.link_names(key))
 
@@ -292,12 +297,17 @@ class Hdf5Store(Store):
             write_attribute(dataset, b"xxh3_128", digest)
 
         self._guarded(action, key)
+        self._put.add(key)
 
     def _link(self, key: str, target: str) -> None:
         assert self._tensors is not None
         links = self._tensors.links
-        target_name = next(name for name in guard.link_names(target) if links.exists(name))
-        self._guarded(lambda: links.create_hard(guard.escape(key), self._tensors, target_name, lcpl=utf8_names()), key)
+        if target in self._put:
+            name = guard.escape(target)
+        else:
+            name = next(name for name in guard.link_names(target) if links.exists(name))
+        self._guarded(lambda: links.create_hard(guard.escape(key), self._tensors, name, lcpl=utf8_names()), key)
+        self._put.add(key)
 
     def _write_dataset(
         self, group: Any, name: bytes, bits: NDArray[Any], dtype: DType, label: str, *, owned: bool

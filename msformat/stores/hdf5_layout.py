@@ -162,6 +162,12 @@ def write_attribute(dataset: Any, name: bytes, text: str) -> None:
     """A scalar attribute of fixed length: HDF5 would put variable-length text on a heap of its own."""
     h5py = guard.load_h5py()
     value = np.array(text.encode())
-    kind = h5py.h5t.py_create(value.dtype)
-    attribute = h5py.h5a.create(dataset, name, kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    kind, space = _text_of(value.dtype.itemsize)
+    attribute = h5py.h5a.create(dataset, name, kind, space)
     attribute.write(value, kind)
+
+
+@lru_cache(maxsize=64)
+def _text_of(length: int) -> tuple[Any, Any]:
+    h5py = guard.load_h5py()
+    return h5py.h5t.py_create(np.dtype(f"S{length}")), h5py.h5s.create(h5py.h5s.SCALAR)

@@ -7,6 +7,7 @@ ones (uint16, float8, …) from an untyped one by ``_rebuild_tensor_v3``.
 
 from __future__ import annotations
 
+import math
 import struct
 from functools import partial
 from typing import Any
@@ -64,7 +65,7 @@ def pt_parts(bits: NDArray[Any], dtype: DType) -> list[bytes | memoryview]:
 
 def _pickle(dtype: DType, shape: tuple[int, ...]) -> bytes:
     strides = _element_strides(shape)
-    count = int(np.prod(shape, dtype=object)) if shape else 1
+    count = math.prod(shape)
     untyped = dtype.name in _UNTYPED
     storage = b"ctorch.storage\nUntypedStorage\n" if untyped else f"ctorch\n{dtype.torch_storage}\n".encode()
     return b"".join((

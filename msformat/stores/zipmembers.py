@@ -214,7 +214,9 @@ def _local_header(name: bytes, at: int, size: int, crc: int) -> bytes:
 
 
 def _directory_entry(name: bytes, at: int, size: int, crc: int) -> bytes:
-    wide = b"".join(struct.pack("<Q", value) for value in (size, size, at) if value >= _FULL32)
+    wide = b""
+    if size >= _FULL32 or at >= _FULL32:
+        wide = b"".join(struct.pack("<Q", value) for value in (size, size, at) if value >= _FULL32)
     extra = struct.pack("<HH", 1, len(wide)) + wide if wide else b""
     shown_size, shown_at = min(size, _FULL32), min(at, _FULL32)
     version = 45 if wide else 20
