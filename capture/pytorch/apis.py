@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ import torch.distributed
 
 from capture.pytorch.distributed import CommunicationApi, PendingWorks
 from capture.pytorch.graphs import GraphWatch
-from capture.pytorch.modes import EarlyBound
+from capture.pytorch.modes import EarlyBound, handing_over_originals
 from capture.pytorch.optimizers import TreeRoots
 from capture.pytorch.patches import Patches
 from capture.pytorch.wrappers import Api, ApiMethod, ApiRecorder
@@ -55,15 +55,18 @@ class ApiHooks:
         self._patches = Patches()
         self._mode = EarlyBound(self._recorder)
         self._roots = TreeRoots(observer)
-        self._graphs = GraphWatch(observer, self._paused)
+        self._graphs = GraphWatch(observer, self)
         self._installed = False
         self._changed = False
+        self._lock = threading.Lock()
+        self._pauses = 0
 
     def install(self) -> None:
         """Replace PyTorch's functions; without effect when they are."""
         if self._installed:
             return
         self._installed = True
+        self._pauses = 0
         self._put_apis()
         for (_, name), (owner, prefix) in self._custom.items():
             self._put_custom(owner, name, prefix)
@@ -116,7 +119,7 @@ class ApiHooks:
                 if callable(getattr(owner, name, None)):
                     self._patches.put(owner, name, self._maker(prefix, name, place))
         # Bodies of functional.py give themselves to modes and tensor subclasses, by the name that is replaced now.
-        self._patches.put(torch.nn.functional, "handle_torch_function", _handing_over_originals)
+        self._patches.put(torch.nn.functional, "handle_torch_function", handing_over_originals)
         # The gradient of a loss that nobody gave is made here; it is no part of the model.
         self._patches.put(torch.autograd, "_make_grads", self._recorder.unrecorded)
         if self._changed:
@@ -162,20 +165,23 @@ class ApiHooks:
 
         self._custom_patches.put(owner, name, make)
 
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        """A block with the original functions in their places, for compilers that know them by identity."""
-        if not self._installed:
-            yield
-            return
-        self._mode.remove()
-        self._patches.restore()
-        try:
-            yield
-        finally:
-            if self._installed:
-                self._put_apis()
-                self._mode.install()
+    def pause(self) -> None:
+        """Put the original functions in their places until :meth:`go_on`, for compilers that know them by identity."""
+        with self._lock:
+            self._pauses += 1
+            if self._pauses > 1 or not self._installed:
+                return
+            self._patches.suspend()
+        self._mode.pause()
+
+    def go_on(self) -> None:
+        """Undo one :meth:`pause`; the last one brings the stand-ins back."""
+        with self._lock:
+            self._pauses = max(0, self._pauses - 1)
+            if self._pauses or not self._installed:
+                return
+            self._patches.resume()
+        self._mode.go_on()
 
 
 def _listed_names() -> dict[str, dict[str, list[str]]]:
@@ -194,10 +200,3 @@ def _resolve(place: str) -> Any:
 
 def _precedence(api: Api) -> int:
     return _PRECEDENCE.index(api.prefix) if api.prefix in _PRECEDENCE else len(_PRECEDENCE)
-
-
-def _handing_over_originals(handle: Callable[..., Any]) -> Callable[..., Any]:
-    def handle_torch_function(public_api: Any, *args: Any, **kwargs: Any) -> Any:
-        return handle(public_api.original if isinstance(public_api, Api) else public_api, *args, **kwargs)
-
-    return handle_torch_function

@@ -1,7 +1,8 @@
-"""Code that becomes a graph (torch.compile, torch.jit): what runs inside a graph calls no Python and is not seen.
+"""Code that becomes a graph (torch.compile, torch.jit, torch.export): no Python runs inside it, so nothing is seen.
 
-The dump of a compiled model would be silently empty; here somebody says so, by name. Compilers that look functions up
-by identity find the originals while they run.
+The dump of a compiled model would be silently empty; here somebody says so, by name. Compilers know functions by
+identity, so PyTorch is as it was while they work, and while their code runs: nothing is compiled anew because capture
+began or ended. What Dynamo leaves to Python (``torch.compiler.disable``) is recorded.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.jit
@@ -21,93 +21,128 @@ from capture.pytorch.patches import Patches
 if TYPE_CHECKING:
     from capture.observer import Observer
 
-__all__ = ["GraphWatch"]
+__all__ = ["GraphWatch", "Pausable"]
 
-_COMPILED = "runs compiled: APIs and modules inside it are not recorded"
-_SCRIPTED = "is scripted: APIs and modules inside it are not recorded"
+_TEXTS = {
+    "compiled": "runs compiled: APIs and modules inside it are not recorded",
+    "scripted": "is made a TorchScript graph: APIs and modules inside it are not recorded",
+    "exported": "is exported: what runs meanwhile is not recorded",
+}
+
+
+class Pausable(Protocol):
+    """What can be taken out of the way for a while."""
+
+    def pause(self) -> None:
+        """Put the original functions in their places."""
+
+    def go_on(self) -> None:
+        """Undo one :meth:`pause`."""
 
 
 class GraphWatch:
-    """Warns of graphs made while capture is installed, and keeps stand-ins out of the way of ``torch.jit``.
+    """Warns of graphs made or run while capture is installed, and keeps stand-ins out of their way."""
 
-    Parameters
-    ----------
-    paused
-        Gives a block in which PyTorch's attributes are the original ones.
-    """
-
-    def __init__(self, observer: Observer, paused: Callable[[], AbstractContextManager[None]]) -> None:
+    def __init__(self, observer: Observer, stand_ins: Pausable) -> None:
         self._observer = observer
-        self._paused = paused
+        self._stand_ins = stand_ins
         self._patches = Patches()
-        self._handler: Any = None
+        self._watches_dynamo = False
 
     def install(self) -> None:
-        """Watch the entries to ``torch.jit`` and ``torch.compile``."""
+        """Watch the entries to ``torch.jit``, ``torch.export`` and ``torch.compile``."""
         script = sys.modules["torch.jit._script"]
         # Every way to script ends in one of these two, also for a ``script`` that was bound early.
         if hasattr(script, "_script_impl"):
-            self._patches.put(script, "_script_impl", self._scripting)
+            self._patches.put(script, "_script_impl", self._pausing("scripted"))
         else:
-            self._patches.put(torch.jit, "script", self._scripting)
-        self._patches.put(sys.modules["torch.jit._recursive"], "create_script_module", self._making_module)
+            self._patches.put(torch.jit, "script", self._pausing("scripted"))
+        self._patches.put(sys.modules["torch.jit._recursive"], "create_script_module", self._pausing(None))
+        for name in ("trace", "trace_module"):
+            self._patches.put(torch.jit, name, self._pausing("scripted"))
+        if "torch.export" in sys.modules:
+            self._patches.put(sys.modules["torch.export"], "export", self._pausing("exported"))
         self._patches.put(torch, "compile", self._compiling)
         self._watch_dynamo()
 
     def remove(self) -> None:
         """Stop watching."""
         self._patches.restore()
-        if self._handler is not None:
-            self._handler.remove_start_callback(self._compilation_starts)
-            self._handler = None
+        self._watches_dynamo = False
 
-    def _scripting(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            self._warn("scripted", getattr(obj, "__qualname__", type(obj).__qualname__), _SCRIPTED)
-            with self._paused():
-                return function(obj, *args, **kwargs)
+    def _pausing(self, kind: str | None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def make(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def pausing(*args: Any, **kwargs: Any) -> Any:
+                if kind is not None:
+                    self._warn(kind, next(iter((*args, *kwargs.values())), None))
+                self._stand_ins.pause()
+                try:
+                    return function(*args, **kwargs)
+                finally:
+                    self._stand_ins.go_on()
 
-        return script
+            return pausing
 
-    def _making_module(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def create(*args: Any, **kwargs: Any) -> Any:
-            with self._paused():
-                return function(*args, **kwargs)
-
-        return create
+        return make
 
     def _compiling(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        without_stand_ins = self._pausing(None)(function)
+
         @functools.wraps(function)
         def compile_(*args: Any, **kwargs: Any) -> Any:
-            compiled = function(*args, **kwargs)
+            compiled = without_stand_ins(*args, **kwargs)
             self._watch_dynamo()  # the first use of torch.compile loads it
             return compiled
 
         return compile_
 
     def _watch_dynamo(self) -> None:
-        module = sys.modules.get("torch._dynamo.callback")
-        handler = getattr(module, "callback_handler", None)
-        if self._handler is None and handler is not None:
-            handler.register_start_callback(self._compilation_starts)
-            self._handler = handler
+        frames = sys.modules.get("torch._dynamo.eval_frame")
+        if frames is None or self._watches_dynamo:
+            return
+        self._watches_dynamo = True
+        # All compiled functions switch Dynamo on and off through one function, which may have a second name.
+        switch = frames.set_eval_frame
+        for name in ("set_eval_frame", "_maybe_set_eval_frame"):
+            if getattr(frames, name, None) is switch:
+                self._patches.put(frames, name, self._switching)
 
-    def _compilation_starts(self, *_: Any) -> None:
-        self._warn("compiled", _function_compiled(sys._getframe(1)), _COMPILED)
+    def _switching(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def switch(callback: Any) -> Any:
+            # Off first: Dynamo would compile what follows. What it was is Dynamo's to say: while it compiles it is
+            # off, and a call inside that is no way out.
+            before = function(None)
+            if (before is None) != (callback is None):
+                self._switched(on=callback is not None)
+            function(callback)
+            return before
 
-    def _warn(self, kind: str, where: str, text: str) -> None:
-        if self._observer.running:
-            self._observer.problem(kind, where, f"{where} {text}")
+        return switch
+
+    def _switched(self, *, on: bool) -> None:
+        if on:
+            self._warn("compiled", _function_entered(sys._getframe(2)))
+            self._stand_ins.pause()
+        else:
+            self._stand_ins.go_on()
+
+    def _warn(self, kind: str, what: Any) -> None:
+        module = getattr(what, "__module__", None) or ""
+        if not self._observer.running or (module.startswith("torch.") and not isinstance(what, torch.nn.Module)):
+            return  # PyTorch makes graphs of its own functions, too
+        where = getattr(what, "__qualname__", type(what).__qualname__)
+        self._observer.problem(kind, where, f"{where} {_TEXTS[kind]}")
 
 
-def _function_compiled(frame: FrameType | None) -> str:
-    """Name of what Dynamo is at work on: it is told only inside the compiler's own frames."""
-    while frame is not None:
-        code = frame.f_locals.get("code") if frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" else None
-        name = getattr(code, "co_qualname", None) or getattr(code, "co_name", None)
-        if name:
-            return str(name)
+def _function_entered(frame: FrameType | None) -> Any:
+    """The compiled function or module that the frames of Dynamo's entry are about."""
+    found: Any = None
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("torch."):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            return vars(owner).get("_modules", {}).get("_orig_mod", owner)
+        found = found or frame.f_locals.get("fn")
         frame = frame.f_back
-    return "a function"
+    return found

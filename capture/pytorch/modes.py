@@ -7,7 +7,9 @@ seen. Functions that no mode sees (``torch.distributed``) are recorded through t
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -16,10 +18,18 @@ from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
-if TYPE_CHECKING:
-    from capture.pytorch.wrappers import Api, ApiRecorder
+from capture.pytorch.wrappers import Api
 
-__all__ = ["EarlyBound"]
+if TYPE_CHECKING:
+    from capture.pytorch.wrappers import ApiRecorder
+
+__all__ = ["EarlyBound", "handing_over_originals"]
+
+# Methods that PyTorch runs for operators that the peer does not replace.
+_BEHIND_OPERATORS = frozenset({"abs", "bitwise_and", "bitwise_not", "div_", "neg", "positive"})
+
+# Modules whose frames stand between a function written in Python and the mode that it gives itself to.
+_ON_THE_WAY = ("torch.overrides", __name__)
 
 
 class EarlyBound(TorchFunctionMode):
@@ -36,16 +46,18 @@ class EarlyBound(TorchFunctionMode):
         self._local = recorder.observer.local
         self._table: dict[int, Api] = {}
         self._installed = False
+        self._thread = 0
 
     def name_functions(self, apis: Sequence[Api]) -> None:
         """Set whose originals are looked for; of two names of one function the first counts."""
         # By identity, because hashing what is not ours might run code of the user.
-        self._table = {id(api.original): api for api in reversed(apis)}
+        self._table = {id(api.original): api for api in reversed(apis) if not _is_operator(api)}
 
     def install(self) -> None:
         """Enter the current thread's stack of modes."""
         self._installed = True
-        stack = _take_stack()
+        self._thread = threading.get_ident()
+        stack = [mode for mode in _take_stack() if mode is not self]
         below = sum(isinstance(mode, DeviceContext) for mode in stack)
         _put_stack([*stack[:below], self, *stack[below:]])
 
@@ -53,6 +65,16 @@ class EarlyBound(TorchFunctionMode):
         """Leave the stack of modes; in another thread, pass everything on from now on."""
         self._installed = False
         _put_stack(_take_stack())
+
+    def pause(self) -> None:
+        """Leave the stack for a while, if this is the thread whose stack it is."""
+        if threading.get_ident() == self._thread:
+            self.remove()
+
+    def go_on(self) -> None:
+        """Undo :meth:`pause`."""
+        if threading.get_ident() == self._thread:
+            self.install()
 
     @property
     def installed(self) -> bool:
@@ -70,9 +92,14 @@ class EarlyBound(TorchFunctionMode):
         local = self._local
         if api is None or local.in_api or local.busy or not self._observer.running or not self._installed:
             return func(*args, **kwargs)
-        if _called_by_torch(sys._getframe(1), func):
+        if _is_pytorch_inside(sys._getframe(1), func):
             return func(*args, **kwargs)
         return self._recorder.record(api, args, kwargs)
+
+
+def _is_operator(api: Api) -> bool:
+    """Whether an operator may be behind a call: a mode is shown ``-x`` as ``Tensor.neg``."""
+    return api.prefix == "Tensor" and (api.name.startswith("__") or api.name in _BEHIND_OPERATORS)
 
 
 def _take_stack() -> list[TorchFunctionMode]:
@@ -88,10 +115,26 @@ def _put_stack(modes: Sequence[TorchFunctionMode]) -> None:
         _push_mode(mode)  # type: ignore[no-untyped-call]
 
 
-def _called_by_torch(frame: FrameType | None, function: Callable[..., Any]) -> bool:
-    """Whether PyTorch's own code calls; only its modules hold functions for the user (``activation=F.gelu``)."""
+def handing_over_originals(handle: Callable[..., Any]) -> Callable[..., Any]:
+    """Stand in for ``handle_torch_function``: modes and subclasses are given the function, not what stands for it."""
+
+    @functools.wraps(handle)
+    def handle_torch_function(public_api: Any, *args: Any, **kwargs: Any) -> Any:
+        return handle(public_api.original if isinstance(public_api, Api) else public_api, *args, **kwargs)
+
+    return handle_torch_function
+
+
+def _is_pytorch_inside(frame: FrameType | None, function: Callable[..., Any]) -> bool:
+    """Whether PyTorch's own code makes the call: that is no function the user bound, and the peer does not see it.
+
+    Its modules do hold builtin functions for the user (``activation=F.gelu``). Of a function written in Python that
+    they hold (``F.relu``), what it calls is recorded instead: that is the peer's name for it.
+    """
     code = getattr(function, "__code__", None)
-    while frame is not None and (frame.f_code is code or frame.f_globals.get("__name__") == "torch.overrides"):
+    while frame is not None and (frame.f_code is code or frame.f_globals.get("__name__") in _ON_THE_WAY):
         frame = frame.f_back
     caller = "" if frame is None else str(frame.f_globals.get("__name__", ""))
-    return caller.startswith("torch.") and not caller.startswith("torch.nn.modules.")
+    if not caller.startswith("torch."):
+        return False
+    return code is not None or not caller.startswith("torch.nn.modules.") or caller == "torch.nn.modules.rnn"

@@ -45,22 +45,33 @@ class Patches:
 
     def restore(self) -> None:
         """Put every attribute back, the last one first."""
-        while self._applied:
-            self._undo(self._applied.pop())
+        self.suspend()
+        self._applied = []
 
-    def restore_one(self, owner: Any, name: str) -> bool:
-        """Put one attribute back; False when it was not replaced."""
+    def restore_one(self, owner: Any, name: str) -> None:
+        """Put one attribute back; nothing happens when it was not replaced."""
         for index, patch in enumerate(self._applied):
             if patch.owner is owner and patch.name == name:
-                self._undo(self._applied.pop(index))
-                return True
-        return False
+                _take_out(self._applied.pop(index))
+                return
 
-    @staticmethod
-    def _undo(patch: _Patch) -> None:
-        if vars(patch.owner).get(patch.name, _ABSENT) is not patch.stand_in:
-            return
-        if patch.before is _ABSENT:
-            delattr(patch.owner, patch.name)
-        else:
-            setattr(patch.owner, patch.name, patch.before)
+    def suspend(self) -> None:
+        """Put every attribute back, to be replaced again by :meth:`resume`."""
+        for patch in reversed(self._applied):
+            _take_out(patch)
+
+    def resume(self) -> None:
+        """Replace every attribute again that is still what it was."""
+        for patch in self._applied:
+            if vars(patch.owner).get(patch.name, _ABSENT) is patch.before:
+                setattr(patch.owner, patch.name, patch.stand_in)
+
+
+def _take_out(patch: _Patch) -> None:
+    owner, name, stand_in, before = patch
+    if vars(owner).get(name, _ABSENT) is not stand_in:
+        return
+    if before is _ABSENT:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, before)
