@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from capture.pytorch.distributed import CommunicationApi, PendingWorks
-from capture.pytorch.graphs import GraphWatch
+from capture.pytorch.compiled import GraphWatch
 from capture.pytorch.modes import EarlyBound, handing_over_originals
 from capture.pytorch.optimizers import TreeRoots
 from capture.pytorch.patches import Patches
