@@ -1,4 +1,6 @@
-"""Framework hooks that turn a running model into a dump. Nothing is here yet: this release reads, converts and writes
-dumps (:mod:`msformat`); the hooks for PyTorch and MindSpore follow and will write through
-:class:`msformat.DumpWriter`.
+"""Framework hooks that turn a running model into a dump: what ran between ``start`` and ``stop`` of a step becomes a
+unit, written through :class:`msformat.DumpWriter` behind the training.
+
+``capture.pytorch`` is for PyTorch. What stands here knows no framework: the configuration, the session of a debugger, the
+observer that hooks call, the walk over recorded values, and the writing thread. docs/capture.md is for users.
 """

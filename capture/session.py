@@ -253,6 +253,8 @@ class Session:
         if not self.config.storage.overwrite and self._is_wanted_rank:
             refuse_earlier(Path(self.config.dump_path), self._rank_name, self._is_to_come)
         self._is_ready = True
+        for note in self.config.notes:
+            _LOGGER.warning("%s", note)
         if self.config.ranks is not None and not self._is_wanted_rank:
             wanted = sorted(self.config.ranks)
             mine = "a single process, which has no rank" if self.rank is None else f"rank {self.rank}"
