@@ -1,7 +1,7 @@
-"""Listening to gradients of tensors: one group a node of the graph, its listeners called last come, first served.
+"""Listening to gradients of tensors: one group a node of the graph; who came last is called first.
 
-Nothing that a node keeps may reach a node or a tensor of the graph: such a cycle would never be collected. A group holds
-callbacks only, and lives as long as its node.
+Nothing that a node keeps may reach a node or a tensor of the graph: such a cycle would never be collected. A group
+holds callbacks only, and lives as long as its node.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _LeafGroup:
     def __init__(self, groups: GradientGroups, tensor: torch.Tensor) -> None:
         self.groups, self.tensor = groups, weakref.ref(tensor)
         self.watchers: deque[Fire] = deque(maxlen=_MOST_WATCHERS_OF_A_LEAF)
-        self.handle = tensor.register_hook(self)
+        self.handle: Any = tensor.register_hook(self)  # type: ignore[no-untyped-call]
 
     def __call__(self, gradient: Any) -> None:
         watchers = [(fire, gradient) for fire in reversed(self.watchers)]

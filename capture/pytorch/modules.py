@@ -1,0 +1,288 @@
+"""Hooks on modules: forward by PyTorch's own forward hooks, backward by listening to the graph (see backward)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from capture.framework import Framework
+from capture.observer import ModuleCall, Observer
+from capture.pytorch.backward import ModuleBackwards
+from capture.pytorch.gradients import GradientGroups
+from capture.pytorch.graph import CallInputs
+from capture.pytorch.parameters import ParameterHooks
+
+__all__ = ["ModuleHooks"]
+
+_SKIPPED_CLASSES = ("FullyShardedDataParallel",)  # a wrapper around modules that are recorded themselves
+
+
+class _Running:
+    """One call of a module that has begun and not ended."""
+
+    __slots__ = ("call", "error", "hook", "inputs")
+
+    def __init__(self, hook: _Hook, call: ModuleCall, inputs: CallInputs | None, error: int) -> None:
+        self.hook, self.call, self.inputs, self.error = hook, call, inputs, error
+
+
+class _Stack(threading.local):
+    """Running module calls of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+
+
+class ModuleHooks:
+    """Sets and removes the hooks of a model's modules and of their parameters.
+
+    Parameters
+    ----------
+    observer
+        Where events go.
+    framework
+        Whose tensors they are about.
+    groups
+        Who listens to gradients; hooks of APIs may share it.
+    """
+
+    def __init__(self, observer: Observer, framework: Framework, groups: GradientGroups | None = None) -> None:
+        self.groups = groups or GradientGroups(observer)
+        self._observer = observer
+        self._backwards = ModuleBackwards(observer, framework, self.groups)
+        self._parameters = ParameterHooks(observer)
+        self._stack = _Stack()
+        self._handles: list[Any] = []
+        self._single: list[Any] = []
+        self._silent: dict[str, None] = {}
+        self._hooked: set[int] = set()
+
+    # --- set and remove ----------------------------------------------------------------------------------------------
+
+    def install(self, models: Any) -> None:
+        """Hook every module below a model, or below each model of a list or tuple; the models themselves are not."""
+        self.remove()
+        for base, model in _models(models):
+            if not isinstance(model, nn.Module):
+                self._observer.problem("not hooked", base, f"a {type(model).__qualname__} is no module")
+                continue
+            for path, module in self._hookable(model, base):
+                if module is not model and type(module).__name__ not in _SKIPPED_CLASSES:
+                    self._handles += self._hook(module, f"{base}{path}")
+
+    def install_one(self, module: nn.Module, name: str) -> bool:
+        """Hook one module alone as ``Module.{name}.{class}`` (for ``module_dump``).
+
+        Returns
+        -------
+        bool
+            False when it cannot be hooked, or is already.
+        """
+        if id(module) in self._hooked or self._obstacle(module) is not None:
+            self._observer.problem("not hooked", name, self._obstacle(module) or "it is recorded already")
+            return False
+        self._single += self._hook(module, name)
+        return True
+
+    def remove_one(self) -> None:
+        """Undo ``install_one``."""
+        handles, self._single = self._single, []
+        for handle in handles:
+            handle.remove()
+
+    def finish(self) -> None:
+        """Record what no hook brought, gradients that a framework writes by itself; called before recording stops."""
+        self._parameters.finish()
+
+    def remove(self) -> None:
+        """Take every hook off again."""
+        self.remove_one()
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        self._hooked.clear()
+        self._silent.clear()
+        self._parameters.remove()
+        self._leave_stale()
+        self._backwards.drop_open()
+        self.groups.reset()
+
+    def never_fired(self) -> list[str]:
+        """Paths of modules that were hooked and never called: unused, or only their ``forward`` was."""
+        return list(self._silent)
+
+    def _hookable(self, model: nn.Module, base: str) -> Iterator[tuple[str, nn.Module]]:
+        """Modules with their paths, without those that never call a hook: they are named."""
+        closed: list[str] = []
+        for path, module in model.named_modules():
+            if any(path.startswith(prefix) for prefix in closed):
+                continue
+            obstacle = self._obstacle(module)
+            if obstacle is None:
+                yield path, module
+                continue
+            closed.append(f"{path}." if path else "")
+            self._observer.problem("not hooked", f"{base}{path}" or type(module).__name__, obstacle)
+
+    @staticmethod
+    def _obstacle(module: nn.Module) -> str | None:
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"a {type(module).__name__} runs no hooks of Python: nothing inside it is recorded"
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
+            return "it is compiled by torch.compile: nothing inside it is recorded (partial capture)"
+        return None
+
+    def _hook(self, module: nn.Module, path: str) -> list[Any]:
+        prefix = f"Module.{path}.{type(module).__name__}"
+        before = _Hook(self, path, prefix)
+        handles = []
+        try:
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            after = _AfterHook(before)
+            handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True, prepend=True))
+        except Exception as error:  # noqa: BLE001 (a class of its own mind costs itself only)
+            self._observer.problem("not hooked", path, str(error))
+            return handles
+        self._hooked.add(id(module))
+        self._parameters.install(prefix, module)
+        if type(module).forward is not nn.Module.forward:  # containers are not called by design
+            self._silent[path] = None
+        return handles
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def enter(self, hook: _Hook, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called."""
+        self._silent.pop(hook.path, None)
+        observer = self._observer
+        if not observer.running or observer.local.busy:
+            return
+        if torch._C._get_tracing_state() is not None:
+            observer.problem("traced", hook.path, "calls while torch.jit.trace looks are not recorded")
+            return
+        call = observer.begin_module(hook.prefix, args, kwargs)
+        if call is None:
+            return
+        inputs = self._backwards.begin(args) if observer.wants_backward(call) else None
+        # An exception that was being handled before is no failure of this call. Its identity alone: it holds frames.
+        self._stack.running.append(_Running(hook, call, inputs, id(sys.exc_info()[1])))
+
+    def leave(self, hook: _Hook, module: nn.Module, output: Any) -> None:
+        """A module's forward has returned, or raised."""
+        running = self._take(hook)
+        if running is None:
+            return
+        observer, call = self._observer, running.call
+        error = sys.exc_info()[1]
+        if error is not None and id(error) != running.error:
+            observer.abort_module(call)
+            return
+        observer.end_module(call, output, _own_parameters(module))
+        self._parameters.install(hook.prefix, module)
+        if running.inputs is not None:
+            self._backwards.end(running.inputs, output, _ModuleListener(observer, call))
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Report; the training goes on."""
+        self._observer.problem(f"module hook {type(error).__name__}", where, str(error))
+
+    def _take(self, hook: _Hook) -> _Running | None:
+        """The innermost call of this hook. Calls above it were left by an exception that tells nobody."""
+        running = self._stack.running
+        for index in range(len(running) - 1, -1, -1):
+            if running[index].hook is hook:
+                found = running[index]
+                for left in reversed(running[index + 1 :]):
+                    self._observer.abort_module(left.call)
+                del running[index:]
+                return found
+        return None
+
+    def _leave_stale(self) -> None:
+        running, self._stack.running = self._stack.running, []
+        for left in reversed(running):
+            self._observer.abort_module(left.call)
+
+
+class _Hook:
+    """Forward pre-hook of one module."""
+
+    __slots__ = ("hooks", "path", "prefix")
+
+    def __init__(self, hooks: ModuleHooks, path: str, prefix: str) -> None:
+        self.hooks, self.path, self.prefix = hooks, path, prefix
+
+    def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
+        try:
+            self.hooks.enter(self, args, kwargs)
+        except Exception as error:  # noqa: BLE001 (a hook never raises)
+            self.hooks.failed(self.path, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inert()
+
+
+class _AfterHook:
+    """Forward hook of one module; runs also when its forward raised."""
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: _Hook) -> None:
+        self.before = before
+
+    def __call__(self, module: nn.Module, _args: object, _kwargs: object, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        before = self.before
+        try:
+            before.hooks.leave(before, module, output)
+        except Exception as error:  # noqa: BLE001 (a hook never raises)
+            before.hooks.failed(before.path, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inert()
+
+
+class _ModuleListener:
+    """Hands the backward of a call to the observer."""
+
+    __slots__ = ("call", "observer")
+
+    def __init__(self, observer: Observer, call: ModuleCall) -> None:
+        self.observer, self.call = observer, call
+
+    def opened(self) -> None:
+        self.observer.open_module_backward(self.call)
+
+    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
+        self.observer.module_backward(self.call, grad_outputs, grad_inputs)
+
+    def dropped(self) -> None:
+        stack = self.observer.local.stack
+        if self.call.backward in stack:
+            stack.remove(self.call.backward)
+
+
+def _inert() -> tuple[Any, ...]:
+    """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
+    return getattr, (nullcontext(), "__exit__")
+
+
+def _models(models: Any) -> list[tuple[str, Any]]:
+    if isinstance(models, (list, tuple)):
+        return [(f"{index}.", model) for index, model in enumerate(models)]
+    return [("", models)]
+
+
+def _own_parameters(module: nn.Module) -> dict[str, Any]:
+    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
