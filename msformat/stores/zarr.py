@@ -28,6 +28,10 @@ Any tensor, with zarr-python (3.0 or later) alone::
 where ``stored`` is ``numpy.dtype(place["dtype"])``, or the unsigned integer of that size for a type numpy does not have
 (``bits.view(ml_dtypes.bfloat16)`` gives the values). Two keys with one place have equal content.
 
+The same bytes under another shape, or another type of that size, are stored once as well: in a pack as a place of the
+same offset, in an array of up to 8 MiB as a hard link to the file of its only chunk. Each array still is a whole one,
+with a digest of its own (type, shape and bits). Whoever changes such a chunk in place changes both.
+
 A tensor above 64 KiB whose content no earlier key has is also plainly ``unit["tensors/<key>"]``.
 """
 
@@ -40,8 +44,10 @@ from collections.abc import Hashable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
+from msformat.digest import byte_view
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, FormatError, StoreError, TensorNotFoundError
 from msformat.filesystem import FileSystem, is_url, join, open_filesystem
@@ -157,6 +163,7 @@ class ZarrStore(Store):
         log.start(whole)
         self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads, fsync=self.options.fsync)
         self._pack: OpenPack | None = None
+        self._packed: dict[Hashable, tuple[str, int]] = {}
         self._next_pack = self._first_free_pack()
         self._unlogged: dict[str, Place] = {}
         if not whole and not self._has_index:
@@ -190,9 +197,10 @@ class ZarrStore(Store):
         self._raise_first(self._writer.failed())
         self._writer.check_process()
         shape = dtype.logical_shape(bits.shape)
+        content = (xxhash.xxh3_128_digest(byte_view(bits)), bits.itemsize) if self.options.links else None
         if 0 < bits.nbytes <= PACK_BELOW:
-            pack = self._open_pack()
-            place = Place(pack=pack.node, offset=pack.add(key, bits), dtype=dtype.name, shape=shape, digest=digest)
+            pack, offset = self._add_to_pack(key, bits, content)
+            place = Place(pack=pack, offset=offset, dtype=dtype.name, shape=shape, digest=digest)
         else:
             name = node_name(key)
             place = Place(array=f"tensors/{name}", dtype=dtype.name, shape=shape, digest=digest)
@@ -207,6 +215,7 @@ class ZarrStore(Store):
                 key=key,
                 attributes=attributes,
                 owned=owned,
+                content=content,
             )
         self._remember(key, place)
         if self._pack is not None and len(self._pack) >= PACK_BYTES:
@@ -218,6 +227,17 @@ class ZarrStore(Store):
     def _remember(self, key: str, place: Place) -> None:
         self._places[key] = place
         self._unlogged[key] = place
+
+    def _add_to_pack(self, key: str, bits: NDArray[Any], content: Hashable) -> tuple[str, int]:
+        """Node and offset of bytes in a pack: where they lie already, under whatever shape, or at its end."""
+        known = self._packed.get(content)
+        if known is not None:
+            return known
+        pack = self._open_pack()
+        found = pack.node, pack.add(key, bits)
+        if content is not None:
+            self._packed[content] = found
+        return found
 
     def _open_pack(self) -> OpenPack:
         if self._pack is None:
@@ -248,6 +268,7 @@ class ZarrStore(Store):
             del self._places[key]
             del self._unlogged[key]
         self._by_digest = {digest: key for digest, key in self._by_digest.items() if key in self._places}
+        self._packed = {content: at for content, at in self._packed.items() if at[0] not in failures}
         raise next(iter(failures.values()))
 
     def sync(self) -> None:

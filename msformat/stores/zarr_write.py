@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -100,6 +100,7 @@ class ArrayWriter:
         self._changed = threading.Condition()
         self._files: list[str] = []
         self._directories: dict[str, None] = {}
+        self._by_content: dict[Hashable, tuple[str, Future[None]]] = {}
 
     def write(
         self,
@@ -110,6 +111,7 @@ class ArrayWriter:
         key: str,
         attributes: Mapping[str, Any],
         owned: bool,
+        content: Hashable = None,
     ) -> None:
         """Write an array: chunks first, then the metadata that makes them one.
 
@@ -127,6 +129,9 @@ class ArrayWriter:
             Of the array.
         owned
             May be written later, by a thread; an error then surfaces at :meth:`wait`.
+        content
+            Equal for arrays whose bytes are equal once encoded, whatever their shapes. An array of one chunk then
+            shares the chunk's file with the first one of that content, where the file system has hard links.
 
         Raises
         ------
@@ -141,10 +146,16 @@ class ArrayWriter:
         self._make_directory(directory, key)
         pieces = [self._piece(directory, bits, chunks, at, encoder) for at in _grid(bits.shape, chunks)]
         finish = _bound(self._write_file, os.path.join(directory, METADATA_NAME), metadata)
+        if content is not None and chunks == bits.shape:
+            pieces = [self._shared(content, _chunk_path(directory, (0,) * bits.ndim), job, pieces[0])]
         if self._threads == 0 or not (owned or (self._threads > 1 and len(pieces) > 1)):
             self._run(job, directory, [*pieces, finish])
             return
-        self._submit(node, job, directory, pieces, finish)
+        try:
+            self._submit(node, job, directory, pieces, finish)
+        except BaseException:
+            self._by_content.pop(content, None)  # nobody may wait for what was never begun
+            raise
         if not owned:
             self.wait(node)
 
@@ -160,10 +171,28 @@ class ArrayWriter:
         self._directories[directory] = None
         self._directories[os.path.dirname(directory)] = None
 
+    def _shared(self, content: Hashable, path: str, job: _Job, write: Callable[[], None]) -> Callable[[], None]:
+        """Write a chunk, or give the one of an earlier array a second name."""
+        first = self._by_content.setdefault(content, (path, job.done))
+        if first[0] == path:
+            return write
+
+        def share() -> None:
+            # Its turn was before ours, so this waits for no thread that waits for us.
+            if first[1].exception() is not None:
+                write()
+                return
+            try:
+                os.link(first[0], path)
+            except OSError:  # no links here, or too many of them
+                write()
+
+        return share
+
     def _piece(
         self, directory: str, bits: NDArray[Any], chunks: tuple[int, ...], at: tuple[int, ...], encoder: Encoder
     ) -> Callable[[], None]:
-        path = os.path.join(directory, ".".join(map(str, at)) or "0")
+        path = _chunk_path(directory, at)
 
         def write() -> None:
             region = tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, chunks, strict=True))
@@ -185,8 +214,12 @@ class ArrayWriter:
         try:
             for step in steps:
                 step()
-        except OSError as error:
-            raise _named(error, directory, job.key) from error
+        except BaseException as error:
+            job.done.set_exception(error)
+            if isinstance(error, OSError):
+                raise _named(error, directory, job.key) from error
+            raise
+        job.done.set_result(None)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 
@@ -314,6 +347,10 @@ def _grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[tuple[int, ..
         # Another axis may be 2**60 long, and product() would count it all the same.
         return []
     return list(itertools.product(*(range(-(-length // chunk)) for length, chunk in zip(shape, chunks, strict=True))))
+
+
+def _chunk_path(directory: str, at: tuple[int, ...]) -> str:
+    return os.path.join(directory, ".".join(map(str, at)) or "0")
 
 
 def _bound(write: Callable[[str, bytes], None], path: str, data: bytes) -> Callable[[], None]:

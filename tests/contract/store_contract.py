@@ -382,6 +382,32 @@ class StoreContract(ABC):
             with pytest.raises(StoreError):
                 store.put_same("c", "a")
 
+    @pytest.mark.parametrize("owned", [True, False])
+    @pytest.mark.parametrize("size", [64, 1 << 18, 3 << 20])
+    def test_the_same_bytes_as_another_tensor(self, tmp_path: Path, size: int, owned: bool) -> None:
+        bits = random_bits(FLOAT32, (size,))
+        views: dict[str, tuple[NDArray[Any], DType]] = {
+            "row": (bits, FLOAT32),
+            "matrix": (bits.reshape(-1, 32), FLOAT32),
+            "cube": (bits.reshape(2, 4, -1), FLOAT32),
+            "int": (bits.view(np.int32), dtype_named("int32")),
+            "int64": (bits.view(np.int64).reshape(2, -1), INT64),
+            "bytes": (bits.view(np.uint8), dtype_named("uint8")),
+            "bfloat16": (bits.view(np.uint16).reshape(-1, 2), dtype_named("bfloat16")),
+            "half": (bits.view(np.float16), dtype_named("float16")),
+        }
+        with self.open(tmp_path, "w") as store:
+            for name, (array, dtype) in views.items():
+                for suffix in self.suffixes:
+                    store.put(f"{name}{suffix}", array.copy(), dtype, owned=owned)
+        with self.open(tmp_path, "r") as store:
+            for name, (array, dtype) in views.items():
+                for suffix in self.suffixes:
+                    stored = store.get(f"{name}{suffix}")
+                    assert (stored.dtype, stored.shape) == (dtype, array.shape)
+                    stored.verify()
+                    self._check(store, tmp_path, f"{name}{suffix}", array, dtype, array.shape)
+
     # --- documents ---------------------------------------------------------------------------------------------
 
     def test_documents(self, tmp_path: Path) -> None:

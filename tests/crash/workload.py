@@ -31,14 +31,14 @@ class Step:
 
 
 def tensor(seed: int, number: int, position: int) -> tuple[NDArray[Any], DType]:
-    """Any bit pattern of any type; every third has content that occurred before."""
+    """Any bit pattern of any type; every third has content that occurred before, every sixth in another shape."""
     source = number // 3 if number % 3 == 2 else number
     random = np.random.default_rng((seed, source, position))
     dtype = dtype_named(_DTYPES[int(random.integers(len(_DTYPES)))])
     shape = _SHAPES[int(random.integers(len(_SHAPES)))]
     count = int(np.prod(shape)) * dtype.itemsize
     raw = random.integers(0, 2 if dtype.name == "bool" else 256, count, dtype=np.uint8)
-    return raw.view(dtype.storage).reshape(shape), dtype
+    return raw.view(dtype.storage).reshape(-1 if number % 6 == 5 else shape), dtype
 
 
 def step(seed: int, number: int) -> Step:

@@ -464,3 +464,96 @@ def test_a_document_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.
             store.put_document("dump.json", version)
             assert store.get_document("dump.json") == version
     assert len(list((tmp_path / "d.zarr/documents/dump.json").iterdir())) == 2
+
+
+# --- the same bytes under other shapes -------------------------------------------------------------------------------
+
+
+EVEN = np.random.default_rng(1).standard_normal(1 << 15).astype(np.float32)
+
+
+def _chunk(tmp_path: Path, key: str, name: str) -> Path:
+    return tmp_path / "d.zarr" / "tensors" / key / name
+
+
+@pytest.mark.parametrize("owned", [True, False])
+@pytest.mark.parametrize("threads", [0, 1, 4])
+def test_equal_bytes_are_one_file_whatever_their_shape(tmp_path: Path, threads: int, owned: bool) -> None:
+    with open_at(tmp_path, "w", threads=threads) as store:
+        digests = [store.put("flat", EVEN.reshape(-1), FLOAT32, owned=owned)]
+        digests.append(store.put("deep", EVEN.reshape(1, -1, 4), FLOAT32, owned=owned))
+        digests.append(store.put("ints", EVEN.view(np.int32).reshape(-1, 2), dtype_named("int32"), owned=owned))
+        digests.append(store.put("bytes", EVEN.reshape(-1).view(np.uint8), dtype_named("uint8"), owned=owned))
+    assert len(set(digests)) == 4
+    inodes = [_chunk(tmp_path, *at).stat().st_ino for at in (("flat", "0"), ("deep", "0.0.0"), ("ints", "0.0"))]
+    assert len(set(inodes)) == 1
+    # Encoded in elements of another size.
+    assert _chunk(tmp_path, "bytes", "0").stat().st_ino != inodes[0]
+    zarr: Any = pytest.importorskip("zarr")
+    group = zarr.open_group(str(tmp_path / "d.zarr"), mode="r")["tensors"]
+    assert np.array_equal(group["deep"][:], EVEN.reshape(1, -1, 4))
+    assert np.array_equal(group["ints"][:], EVEN.view(np.int32).reshape(-1, 2))
+
+
+def test_small_equal_bytes_are_one_place_in_a_pack(tmp_path: Path) -> None:
+    small = np.arange(12, dtype=np.float32)
+    with open_at(tmp_path, "w") as store:
+        store.put("a", small, FLOAT32)
+        store.put("b", small.reshape(3, 4), FLOAT32)
+        assert store.get("b").identity == store.get("a").identity
+    with open_at(tmp_path) as store:
+        assert store.get("b").identity == store.get("a").identity
+        assert np.array_equal(store.get("b").numpy(), small.reshape(3, 4))
+
+
+def test_without_links_each_has_its_own(tmp_path: Path) -> None:
+    with open_at(tmp_path, "w", links=False) as store:
+        store.put("flat", EVEN.reshape(-1), FLOAT32)
+        store.put("deep", EVEN.reshape(-1, 4), FLOAT32)
+    assert _chunk(tmp_path, "flat", "0").stat().st_nlink == _chunk(tmp_path, "deep", "0.0").stat().st_nlink == 1
+
+
+def test_a_file_system_without_links_gets_the_bytes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with open_at(tmp_path, "w") as store:
+        store.put("flat", EVEN.reshape(-1), FLOAT32, owned=True)
+        store.put("deep", EVEN.reshape(-1, 4), FLOAT32, owned=True)
+    with open_at(tmp_path) as store:
+        store.get("deep").verify()
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_what_came_to_nothing_is_no_source_of_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    real: Callable[..., None] = zarr_write.write_atomic  # type: ignore[attr-defined]
+
+    def failing(path: str, data: Any, **options: Any) -> None:
+        if "poison" in path:
+            raise OSError(28, "No space left on device", path)
+        real(path, data, **options)
+
+    # A dead writer left a chunk of other content under the name of the first.
+    store = open_at(tmp_path, "w")
+    stale = _chunk(tmp_path, "poison", "0")
+    stale.parent.mkdir()
+    stale.write_bytes(b"stale")
+    monkeypatch.setattr(zarr_write, "write_atomic", failing)
+
+    def poisoned() -> None:
+        store.put("poison", EVEN.reshape(-1), FLOAT32, owned=owned)
+        store.put("deep", EVEN.reshape(-1, 4), FLOAT32, owned=owned)
+        store.sync()
+
+    with pytest.raises(StoreError, match="No space left"):
+        poisoned()
+    store.put("other", EVEN.reshape(-1, 2), FLOAT32, owned=owned)
+    store.close()
+    with open_at(tmp_path) as found:
+        for key in list(found.keys()):
+            found.get(key).verify()
+        assert "other" in found
+        assert "poison" not in found
