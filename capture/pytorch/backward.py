@@ -61,12 +61,18 @@ class ModuleBackwards:
         Gives the quiet block in which gradients are added up.
     groups
         Who listens to gradients of outputs.
+
+    Attributes
+    ----------
+    had_any
+        Whether a module's backward has begun since the last reset.
     """
 
     def __init__(self, observer: GradientObserver, framework: Framework, groups: GradientGroups) -> None:
         self._observer, self._framework, self._groups = observer, framework, groups
         self._passes = _Passes()
         self._mutex = threading.Lock()
+        self.had_any = False
         groups.before_events(self.advance)
 
     # --- forward -----------------------------------------------------------------------------------------------------
@@ -154,6 +160,11 @@ class ModuleBackwards:
         for calls in passes.values():
             self._drop(calls)
 
+    def reset(self) -> None:
+        """Begin anew; hooks in graphs die with their graphs."""
+        self.drop_open()
+        self.had_any = False
+
     def failed(self, where: str, error: BaseException) -> None:
         """Report; the training goes on."""
         self._groups.failed(where, error)
@@ -172,6 +183,7 @@ class ModuleBackwards:
             opened = passes[task] = []
             end = partial(self._finish, passes, task, opened)
             torch.autograd.Variable._execution_engine.queue_callback(end)
+        self.had_any = True
         call.reset()
         call.task, call.opened = task, opened
         opened.append(call)
@@ -187,8 +199,8 @@ class ModuleBackwards:
 
     def _close_all(self, opened: list[_Call], sequence: int) -> None:
         """Close what must have ended when a node with this number runs, what began last first."""
-        over = [call for call in opened if sequence < call.bound]
-        for call in sorted(reversed(over), key=_start, reverse=True):
+        over = [(call.start, order, call) for order, call in enumerate(opened) if sequence < call.bound]
+        for _, _, call in sorted(over, reverse=True):
             self._close(call)
 
     def _count(self, call: _Call, weight: int) -> None:
@@ -333,10 +345,6 @@ class _Node:
             self.backwards.passed(self.call, self, gradients)
         except Exception as error:  # noqa: BLE001 (a hook never raises)
             self.backwards.failed("node", error)
-
-
-def _start(call: _Call) -> int:
-    return call.start
 
 
 def _distinct(tensors: list[torch.Tensor], slots: list[int]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from capture.pytorch.backward import ModuleBackwards
 from capture.pytorch.gradients import GradientGroups
 from capture.pytorch.graph import CallInputs
 from capture.pytorch.parameters import ParameterHooks
+from capture.pytorch.scripting import ScriptingGuard
 
 __all__ = ["ModuleHooks"]
 
@@ -57,6 +58,7 @@ class ModuleHooks:
         self._observer = observer
         self._backwards = ModuleBackwards(observer, framework, self.groups)
         self._parameters = ParameterHooks(observer)
+        self._scripting = ScriptingGuard(_is_ours, self._on_script)
         self._stack = _Stack()
         self._handles: list[Any] = []
         self._single: list[Any] = []
@@ -68,6 +70,7 @@ class ModuleHooks:
     def install(self, models: Any) -> None:
         """Hook every module below a model, or below each model of a list or tuple; the models themselves are not."""
         self.remove()
+        self._scripting.install()
         for base, model in _models(models):
             if not isinstance(model, nn.Module):
                 self._observer.problem("not hooked", base, f"a {type(model).__qualname__} is no module")
@@ -98,7 +101,7 @@ class ModuleHooks:
 
     def finish(self) -> None:
         """Record what no hook brought, gradients that a framework writes by itself; called before recording stops."""
-        self._parameters.finish()
+        self._parameters.finish(had_backward=self._backwards.had_any)
 
     def remove(self) -> None:
         """Take every hook off again."""
@@ -106,11 +109,12 @@ class ModuleHooks:
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
+        self._scripting.remove()
         self._hooked.clear()
         self._silent.clear()
         self._parameters.remove()
         self._leave_stale()
-        self._backwards.drop_open()
+        self._backwards.reset()
         self.groups.reset()
 
     def never_fired(self) -> list[str]:
@@ -129,6 +133,9 @@ class ModuleHooks:
                 continue
             closed.append(f"{path}." if path else "")
             self._observer.problem("not hooked", f"{base}{path}" or type(module).__name__, obstacle)
+
+    def _on_script(self, name: str) -> None:
+        self._observer.problem("not hooked", name, "torch.jit makes a copy of it, which is not recorded")
 
     @staticmethod
     def _obstacle(module: nn.Module) -> str | None:
@@ -276,6 +283,10 @@ class _ModuleListener:
 def _inert() -> tuple[Any, ...]:
     """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
     return getattr, (nullcontext(), "__exit__")
+
+
+def _is_ours(hook: object) -> bool:
+    return isinstance(hook, (_Hook, _AfterHook))
 
 
 def _models(models: Any) -> list[tuple[str, Any]]:

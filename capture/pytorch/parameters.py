@@ -59,14 +59,21 @@ class ParameterHooks:
             if _is_trained(parameter) and (prefix, name) not in self._names:
                 self._add(_Owner(prefix, name), parameter)
 
-    def finish(self) -> None:
-        """Record gradients that appeared without a hook being called, and say so when there are none at all."""
+    def finish(self, *, had_backward: bool) -> None:
+        """Record gradients that appeared without a hook being called; after a backward that left none at all, say so.
+
+        FSDP2 writes the gradients of its shards itself. ``torch.autograd.grad`` accumulates none.
+        """
         missing = [known for known in self._parameters.values() if not known.fired]
         for known in missing:
             parameter = known.ref()
             gradient = None if parameter is None else parameter.grad
             if gradient is not None and _state(gradient) != known.before:
                 self._send(known, gradient)
+        if had_backward and missing and not any(known.fired for known in self._parameters.values()):
+            count = len(self._parameters)
+            text = f"0 of {count} parameter gradients: a wrapper (FSDP) or torch.autograd.grad keeps them elsewhere"
+            self._observer.problem("no parameter gradients", "", text)
 
     def remove(self) -> None:
         """Take the hooks off."""
@@ -120,7 +127,7 @@ class _Hook:
 
 
 def _is_trained(parameter: torch.Tensor | None) -> bool:
-    return parameter is not None and parameter.requires_grad
+    return parameter is not None and parameter.requires_grad and parameter.is_leaf
 
 
 def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
