@@ -36,7 +36,7 @@ class EarlyBound(TorchFunctionMode):
     """Records calls of original functions that no stand-in is recording already.
 
     It goes to the bottom of the thread's stack of modes, so that a mode of the user, entered before or after, is always
-    the one that the user's ``with`` takes off. Only contexts of ``torch.device`` insist on being below.
+    the one that the user's ``with`` takes off. Only the default device insists on being below.
     """
 
     def __init__(self, recorder: ApiRecorder) -> None:
@@ -58,7 +58,8 @@ class EarlyBound(TorchFunctionMode):
         self._installed = True
         self._thread = threading.get_ident()
         stack = [mode for mode in _take_stack() if mode is not self]
-        below = sum(isinstance(mode, DeviceContext) for mode in stack)
+        # Only ``set_default_device`` leaves this behind; ``with torch.device(...)`` is a mode like others.
+        below = sum(isinstance(mode, DeviceContext) and "old_device" in vars(mode) for mode in stack)
         _put_stack([*stack[:below], self, *stack[below:]])
 
     def remove(self) -> None:

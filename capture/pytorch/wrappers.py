@@ -144,6 +144,8 @@ class ApiRecorder:
     def __init__(self, observer: Observer, framework: ApiFramework) -> None:
         self.observer = observer
         self.framework = framework
+        # Who listens to gradients as well may have something to record before the event of a node.
+        self.advance: Callable[[int], None] = getattr(framework, "advance", _ignore)
 
     def record(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
         """Call the function with its inputs and outputs recorded; nothing inside it is."""
@@ -218,12 +220,21 @@ class ApiRecorder:
         node = tensor.grad_fn
         if node is None:
             return
-        observer = self.observer
-        # These hold names, never the node or a tensor: a node that reaches itself through its hook is never freed.
-        if node._sequence_nr() < sequence:
+        observer, advance, number = self.observer, self.advance, node._sequence_nr()
+        if number < sequence:
             self.framework.on_gradient(tensor, lambda gradient: observer.api_backward(call, (gradient,), (gradient,)))
-        else:
-            node.register_hook(lambda inputs, outputs: observer.api_backward(call, outputs, inputs))
+            return
+
+        def record(inputs: Values, outputs: Values) -> None:
+            advance(number)
+            observer.api_backward(call, outputs, inputs)
+
+        # It holds names, never the node or a tensor: a node that reaches itself through its hook is never freed.
+        node.register_hook(record)
+
+
+def _ignore(_: int) -> None:
+    pass
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
