@@ -1,0 +1,90 @@
+"""The bits of tensors on the host: looked at where they are, copied when they are to be kept.
+
+``Tensor.numpy()`` is never called on a tensor of the user: it marks the storage as not resizable for good (torch 2.13),
+and FSDP resizes storages in every step. ``ctypes`` looks at the same memory and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from capture.framework import HostTensor
+from capture.pytorch.raw import data_ptr, element_size, numel, storage_offset, untyped_storage
+from msformat import DType
+
+__all__ = ["PinnedCopy", "host_tensor", "live_array", "live_memory"]
+
+
+def live_memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
+    """The bytes of a contiguous CPU tensor, where they are; the tensor must outlive every use.
+
+    Raises
+    ------
+    ValueError
+        The storage is smaller than the tensor: it was released (FSDP does so between uses).
+    """
+    size = element_size(tensor)
+    nbytes: int = numel(tensor) * size
+    if untyped_storage(tensor).nbytes() < nbytes + storage_offset(tensor) * size:
+        raise ValueError("its storage was released")
+    return (ctypes.c_char * nbytes).from_address(data_ptr(tensor))
+
+
+def live_array(tensor: torch.Tensor, storage: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Flat array over the bytes of a contiguous CPU tensor, where they are; the tensor must outlive every use."""
+    memory: Any = live_memory(tensor)
+    return np.frombuffer(memory, storage)
+
+
+def host_tensor(memory: Any, dtype: DType, shape: list[int], *, owned: object = None) -> HostTensor:
+    """What is to be stored.
+
+    Parameters
+    ----------
+    memory
+        Contiguous bytes (the logical values, conjugation and negation carried out).
+    dtype, shape
+        Of the tensor.
+    owned
+        Nobody but us can write to the memory, and this object keeps it: no further copy is made. None: copied.
+    """
+    bits = np.frombuffer(memory, dtype.storage).reshape(dtype.stored_shape(tuple(shape)))
+    if owned is None:
+        return HostTensor(bits.copy(), dtype)
+    memory.keeper = owned  # the array keeps its buffer, and the buffer this
+    return HostTensor(bits, dtype)
+
+
+class PinnedCopy:
+    """A copy from an accelerator that runs while the program goes on.
+
+    The bytes may be looked at only after :meth:`wait`; until then the copy may not have happened. Not run where this
+    was written, for want of a GPU; :class:`~capture.pytorch.tensors.TorchFramework` copies in the plain, blocking way
+    unless told otherwise.
+
+    Parameters
+    ----------
+    tensor
+        Contiguous, on the device. Its memory is protected until the copy is done: the copy is ordered on the current
+        stream, and later work that reuses the memory is ordered behind it there.
+    """
+
+    __slots__ = ("_event", "_target")
+
+    def __init__(self, tensor: torch.Tensor, event: Callable[[], Any]) -> None:
+        self._target = torch.empty(
+            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True, memory_format=torch.contiguous_format
+        )
+        self._target.copy_(tensor, non_blocking=True)
+        self._event = event()
+        self._event.record()
+
+    def wait(self) -> torch.Tensor:
+        """The tensor on the host, once it is there."""
+        self._event.synchronize()
+        return self._target
