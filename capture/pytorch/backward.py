@@ -13,8 +13,6 @@ Then the call closes at the next event from a node made before the call began, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -41,6 +39,23 @@ class BackwardListener(Protocol):
 
     def dropped(self) -> None:
         """The backward raised before the call closed."""
+
+
+class _Quiet:
+    """Capture's own operations: neither recorded nor seen by autograd and the user's modes."""
+
+    __slots__ = ("before", "local", "quiet")
+
+    def __init__(self, local: Any, framework: Framework) -> None:
+        self.local, self.quiet = local, framework.quiet()
+
+    def __enter__(self) -> None:
+        self.before, self.local.busy = self.local.busy, True
+        self.quiet.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.local.busy = self.before
+        self.quiet.__exit__(*error)
 
 
 class _Passes(threading.local):
@@ -184,8 +199,9 @@ class ModuleBackwards:
             end = partial(self._finish, passes, task, opened)
             torch.autograd.Variable._execution_engine.queue_callback(end)
         self.had_any = True
-        call.reset()
-        call.task, call.opened = task, opened
+        if call.task != -1:
+            call.reset()  # an earlier backward has failed
+        call.task, call.opened, call.left, call.bound = task, opened, call.needed, call.floor
         opened.append(call)
         call.listener.opened()
 
@@ -226,15 +242,8 @@ class ModuleBackwards:
 
     # --- arithmetic --------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        local = self._observer.local
-        before, local.busy = local.busy, True
-        try:
-            with self._framework.quiet():
-                yield
-        finally:
-            local.busy = before
+    def _quiet(self) -> _Quiet:
+        return _Quiet(self._observer.local, self._framework)
 
     def _cut(self, gradient: Any) -> Any:
         """Without the graph that ``create_graph=True`` gives it: a call must not reach a graph."""
@@ -285,7 +294,7 @@ class _Call:
 
     def reset(self) -> None:
         """Be ready for another backward."""
-        self.task, self.left, self.bound = -1, self.needed, self.floor
+        self.task = self.left = self.bound = -1
         self.opened: list[_Call] | None = None
         self.outputs: dict[int, Any] = {}
         self.inputs: dict[int, list[Any]] = {}

@@ -7,7 +7,7 @@ the function it is made in, except the edges of the inputs, which live until the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -74,18 +74,19 @@ def edge_of(tensor: torch.Tensor) -> Edge:
 
 def inputs_of(args: tuple[Any, ...]) -> CallInputs:
     """Edges of the positional arguments, flattened over tuples, lists and dicts as the peer does."""
+    tensors: list[torch.Tensor] = []
+    _collect(args, tensors, 0)
     edges: dict[Edge, int] = {}
-    slots: list[int] = []
-    has_leaf = False
-    for tensor in _trained(args, 0):
-        has_leaf = has_leaf or tensor.grad_fn is None
-        slots.append(edges.setdefault(edge_of(tensor), len(edges)))
+    slots = [edges.setdefault(edge_of(tensor), len(edges)) for tensor in tensors]
+    has_leaf = any(not isinstance(edge, tuple) for edge in edges)
     return CallInputs(torch._C._autograd._get_sequence_nr(), edges, slots, has_leaf)
 
 
 def output_tensors(output: Any) -> list[torch.Tensor]:
     """Tensors of an output that have a gradient, flattened; dataclasses by field."""
-    return list(_trained(output, 0, fields=True))
+    tensors: list[torch.Tensor] = []
+    _collect(output, tensors, 0, fields=True)
+    return tensors
 
 
 def walk(roots: Sequence[Any], inputs: CallInputs, outputs: Mapping[Edge, int]) -> Walk:
@@ -100,39 +101,37 @@ def walk(roots: Sequence[Any], inputs: CallInputs, outputs: Mapping[Edge, int]) 
     """
     taps: dict[Any, list[Tap]] = {}
     last, least = None, LEAF_SEQUENCE
-    seen, waiting = set(roots), list(dict.fromkeys(roots))
-    start, edges, has_leaf = inputs.start, inputs.edges, inputs.has_leaf
+    seen = set(roots)
+    waiting = [(root, root._sequence_nr()) for root in seen]
+    start, edges = inputs.start, inputs.edges
+    ends = {edge[0] for edge in (*edges, *outputs) if isinstance(edge, tuple)}
     while waiting:
-        node = waiting.pop()
-        sequence = node._sequence_nr()
+        node, sequence = waiting.pop()
         if sequence < least:
             last, least = node, sequence
         for position, (source, number) in enumerate(node.next_functions):
             if source is None:
                 continue
             made = source._sequence_nr()
-            if made != LEAF_SEQUENCE:
-                edge: Edge = (source, number)
-            elif has_leaf:
-                edge = id(getattr(source, "variable", None))
-            else:
-                continue
-            into, used = edges.get(edge), outputs.get(edge)
-            if into is not None or used is not None:
-                taps.setdefault(node, []).append(Tap(position, into, used))
+            into: int | None = None
+            if source in ends or (made == LEAF_SEQUENCE and inputs.has_leaf):
+                edge = (source, number) if made != LEAF_SEQUENCE else id(getattr(source, "variable", None))
+                into, used = edges.get(edge), outputs.get(edge)
+                if into is not None or used is not None:
+                    taps.setdefault(node, []).append(Tap(position, into, used))
             if into is None and start <= made < LEAF_SEQUENCE and source not in seen:
                 seen.add(source)
-                waiting.append(source)
+                waiting.append((source, made))
     return Walk(taps, last)
 
 
-def _trained(value: Any, depth: int, *, fields: bool = False) -> Iterator[torch.Tensor]:
+def _collect(value: Any, found: list[torch.Tensor], depth: int, *, fields: bool = False) -> None:
     if isinstance(value, torch.Tensor):
         if value.requires_grad:
-            yield value
+            found.append(value)
     elif depth < _MAX_DEPTH:
         for part in _parts(value, fields=fields):
-            yield from _trained(part, depth + 1, fields=fields)
+            _collect(part, found, depth + 1, fields=fields)
 
 
 def _parts(value: Any, *, fields: bool) -> Sequence[Any]:
