@@ -17,12 +17,14 @@ the same 4, by zlib   1.27x    36  1.52x    35   4.1x    96
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,6 +51,9 @@ FILTER_FROM = 16 << 10
 COMPACT_BELOW = 1 << 10
 _PENDING_LIMIT = 64 << 20
 _DEFAULT_LEVEL = 1
+# Half of deflate's window: what repeats is found, and a look costs an eighth of packing half a MiB of floats.
+_SAMPLE = 16 << 10
+_HARDLY = 0.97
 _PLUGIN_ADVICE = "every HDF5 reads gzip with shuffle, our default; others are plug-ins: pip install hdf5plugin"
 
 Packed: TypeAlias = "tuple[bytes | memoryview, int]"
@@ -76,8 +81,8 @@ class ChunkFilter:
         """The bytes of one stored chunk, and the mask of the filters that were skipped because they save nothing."""
         assert self.level is not None
         shuffled = self.shuffle and itemsize > 1
-        source = np.ascontiguousarray(data.reshape(-1, itemsize).T) if shuffled else data
-        packed = _deflate(source.reshape(-1).data, self.level)
+        planes = np.ascontiguousarray(data.reshape(-1, itemsize).T) if shuffled else data.reshape(1, -1)
+        packed = _deflate(planes, self.level)
         if len(packed) < data.nbytes:
             return packed, 0
         return data.data, 0b11 if self.shuffle else 0b1
@@ -124,10 +129,47 @@ def _plugin_filter(compression: Compression) -> ChunkFilter:
     return ChunkFilter(None, shuffle == "shuffle", plugin)
 
 
-def _deflate(data: memoryview, level: int) -> bytes:
-    if 1 <= level <= 3 and _isal is not None:
-        return bytes(_isal.compress(data, level))
-    return zlib.compress(data, level)
+def _deflate(planes: NDArray[np.uint8], level: int) -> bytes:
+    """One stream of all planes. Those that look random (the low bytes of floats) are stored, not searched for repeats.
+
+    Saves nearly half of the time for dense floats, and as good as no bytes are lost. Any inflate reads it.
+    """
+    engine = _isal if 1 <= level <= 3 and _isal is not None else zlib
+    random = [_looks_random(plane, engine) for plane in planes]
+    if not any(random):
+        return bytes(engine.compress(planes.reshape(-1).data, level))
+    parts: list[bytes | memoryview] = [b"\x78\x01"]
+    start = 0
+    for is_random, run in groupby(random):
+        end = start + len(list(run))
+        data = planes[start:end].reshape(-1).data
+        parts += _stored(data) if is_random else [_packed_blocks(data, level, engine)]
+        start = end
+    parts += [b"\x01\x00\x00\xff\xff", engine.adler32(planes.reshape(-1).data).to_bytes(4, "big")]
+    return b"".join(parts)
+
+
+def _looks_random(plane: NDArray[np.uint8], engine: Any) -> bool:
+    """Whether neither the beginning nor the middle of a long row of bytes can be packed."""
+    if len(plane) < 4 * _SAMPLE:
+        return False
+    samples = (plane[start : start + _SAMPLE].data for start in (0, len(plane) // 2))
+    return all(len(engine.compress(sample, 1)) > _HARDLY * _SAMPLE for sample in samples)
+
+
+def _packed_blocks(data: memoryview, level: int, engine: Any) -> bytes:
+    """Deflate blocks that end at a byte and are not the last."""
+    stream = engine.compressobj(level, zlib.DEFLATED, -15)
+    return bytes(stream.compress(data) + stream.flush(zlib.Z_SYNC_FLUSH))
+
+
+def _stored(data: memoryview) -> list[bytes | memoryview]:
+    """Stored blocks (RFC 1951, section 3.2.4)."""
+    parts: list[bytes | memoryview] = []
+    for start in range(0, len(data), 0xFFFF):
+        piece = data[start : start + 0xFFFF]
+        parts += [struct.pack("<BHH", 0, len(piece), len(piece) ^ 0xFFFF), piece]
+    return parts
 
 
 def inflate(data: ReadOnlyBuffer, size: int) -> bytes:
