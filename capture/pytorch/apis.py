@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
-from capture.pytorch.distributed import CommunicationApi, PendingWorks
 from capture.pytorch.compiled import GraphWatch
+from capture.pytorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks
 from capture.pytorch.modes import EarlyBound, handing_over_originals
 from capture.pytorch.optimizers import TreeRoots
 from capture.pytorch.patches import Patches
@@ -116,7 +116,7 @@ class ApiHooks:
     def _put_apis(self) -> None:
         for prefix, place, owner, names in self._places():
             for name in names:
-                if callable(getattr(owner, name, None)):
+                if callable(getattr(owner, name, None)) and (place, name) not in KNOWN_BY_IDENTITY:
                     self._patches.put(owner, name, self._maker(prefix, name, place))
         # Bodies of functional.py give themselves to modes and tensor subclasses, by the name that is replaced now.
         self._patches.put(torch.nn.functional, "handle_torch_function", handing_over_originals)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -40,6 +41,33 @@ class Pausable(Protocol):
         """Undo one :meth:`pause`."""
 
 
+class _Switches(threading.local):
+    """Who switched Dynamo on or off in a thread and is to switch it back, the innermost last.
+
+    While Dynamo compiles, it is off and says so, but the stand-ins must stay away: only he who switched it ends it.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, Any, bool]] = []
+        """Frame, what was set before it came, and whether compiled code runs since."""
+
+    def on(self) -> bool:
+        """Whether compiled code runs, or is being made."""
+        return bool(self.made) and self.made[-1][2]
+
+    def switched(self, frame: int, before: Any, callback: Any) -> None:
+        """Note that a frame set a callback where another one was set; None is off."""
+        index = next((n for n, (other, *_) in enumerate(self.made) if other == frame), None)
+        if index is None:
+            if (before is None) != (callback is None):
+                self.made.append((frame, before, callback is not None))
+            return
+        _, found, _ = self.made[index]
+        del self.made[index:]  # a frame that is left by an exception does not say so
+        if callback is not found:
+            self.made.append((frame, found, callback is not None))
+
+
 class GraphWatch:
     """Warns of graphs made or run while capture is installed, and keeps stand-ins out of their way."""
 
@@ -48,9 +76,11 @@ class GraphWatch:
         self._stand_ins = stand_ins
         self._patches = Patches()
         self._watches_dynamo = False
+        self._switches = _Switches()
 
     def install(self) -> None:
         """Watch the entries to ``torch.jit``, ``torch.export`` and ``torch.compile``."""
+        self._switches = _Switches()
         script = sys.modules["torch.jit._script"]
         # Every way to script ends in one of these two, also for a ``script`` that was bound early.
         if hasattr(script, "_script_impl"):
@@ -111,21 +141,24 @@ class GraphWatch:
     def _switching(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def switch(callback: Any) -> Any:
-            # Off first: Dynamo would compile what follows. What it was is Dynamo's to say: while it compiles it is
-            # off, and a call inside that is no way out.
+            # Off first: Dynamo would compile what follows.
             before = function(None)
-            if (before is None) != (callback is None):
-                self._switched(on=callback is not None)
+            self._switched(sys._getframe(1), before, callback)
             function(callback)
             return before
 
         return switch
 
-    def _switched(self, *, on: bool) -> None:
-        if on:
-            self._warn("compiled", _function_entered(sys._getframe(2)))
+    def _switched(self, frame: FrameType, before: Any, callback: Any) -> None:
+        if frame.f_code.co_name == "_maybe_set_eval_frame":
+            frame = frame.f_back or frame
+        switches = self._switches
+        was_on = switches.on()
+        switches.switched(id(frame), before, callback)
+        if switches.on() and not was_on:
+            self._warn("compiled", _function_entered(frame))
             self._stand_ins.pause()
-        else:
+        elif was_on and not switches.on():
             self._stand_ins.go_on()
 
     def _warn(self, kind: str, what: Any) -> None:

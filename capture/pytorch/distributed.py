@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer
     from capture.pytorch.wrappers import ApiFramework, ApiRecorder
 
-__all__ = ["CommunicationApi", "PendingWorks"]
+__all__ = ["KNOWN_BY_IDENTITY", "CommunicationApi", "PendingWorks"]
+
+# ``batch_isend_irecv`` asks whether the function of a P2POp is one of these.
+KNOWN_BY_IDENTITY = frozenset(("torch.distributed.distributed_c10d", name) for name in ("isend", "irecv"))
 
 
 class _Pending:
@@ -46,9 +49,10 @@ class PendingWorks:
         """Watch ``Work.wait``."""
         if torch.distributed.is_available():
             self._patches.put(torch._C._distributed_c10d.Work, "wait", self._watching)
+            self._patches.put(torch.distributed.P2POp, "__init__", _holding_originals)
 
     def remove(self) -> None:
-        """Put ``Work.wait`` back."""
+        """Stop watching."""
         self._patches.restore()
 
     def add(self, call: ApiCall, values: tuple[Any, ...], works: list[Any]) -> None:
@@ -81,6 +85,16 @@ class PendingWorks:
             pending.works = [other for other in pending.works if other is not work]
             if not pending.works:
                 record_output(self._observer, self._framework, pending.call, pending.values)
+
+
+def _holding_originals(init: Callable[..., None]) -> Callable[..., None]:
+    """Stand in for ``P2POp.__init__``: what an operation holds is compared by identity, also after capture."""
+
+    @functools.wraps(init)
+    def hold(operation: Any, op: Any, *args: Any, **kwargs: Any) -> None:
+        init(operation, op.original if isinstance(op, Api) else op, *args, **kwargs)
+
+    return hold
 
 
 def record_output(observer: Observer, framework: ApiFramework, call: ApiCall, values: tuple[Any, ...]) -> None:

@@ -8,6 +8,7 @@ seen. Functions that no mode sees (``torch.distributed``) are recorded through t
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ __all__ = ["EarlyBound", "handing_over_originals"]
 _BEHIND_OPERATORS = frozenset({"abs", "bitwise_and", "bitwise_not", "div_", "neg", "positive"})
 
 # Modules whose frames stand between a function written in Python and the mode that it gives itself to.
-_ON_THE_WAY = ("torch.overrides", __name__)
+_ON_THE_WAY = ("torch.overrides", "torch.distributed.c10d_logger", __name__)
 
 
 class EarlyBound(TorchFunctionMode):
@@ -132,7 +133,7 @@ def _is_pytorch_inside(frame: FrameType | None, function: Callable[..., Any]) ->
     Its modules do hold builtin functions for the user (``activation=F.gelu``). Of a function written in Python that
     they hold (``F.relu``), what it calls is recorded instead: that is the peer's name for it.
     """
-    code = getattr(function, "__code__", None)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     while frame is not None and (frame.f_code is code or frame.f_globals.get("__name__") in _ON_THE_WAY):
         frame = frame.f_back
     caller = "" if frame is None else str(frame.f_globals.get("__name__", ""))
