@@ -42,20 +42,22 @@ class BackwardListener(Protocol):
 
 
 class _Quiet:
-    """Capture's own operations: neither recorded nor seen by autograd and the user's modes."""
+    """Capture's own operations: neither recorded nor seen by autograd, the user's modes and classes of tensors."""
 
-    __slots__ = ("before", "local", "quiet")
+    __slots__ = ("before", "guard", "local", "quiet")
 
     def __init__(self, local: Any, framework: Framework) -> None:
-        self.local, self.quiet = local, framework.quiet()
+        self.local, self.quiet, self.guard = local, framework.quiet(), torch._C.DisableTorchFunctionSubclass()
 
     def __enter__(self) -> None:
         self.before, self.local.busy = self.local.busy, True
         self.quiet.__enter__()
+        self.guard.__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self.local.busy = self.before
+        self.guard.__exit__(*error)
         self.quiet.__exit__(*error)
+        self.local.busy = self.before
 
 
 class _Passes(threading.local):
@@ -90,20 +92,23 @@ class ModuleBackwards:
         self.had_any = False
         groups.before_events(self.advance)
 
+    def settle(self) -> None:
+        """A forward begins: what is open in this thread outside of a backward belongs to one that has failed."""
+        if self._passes.opened and torch._C._current_graph_task_id() == -1:
+            self.drop_open()
+
     # --- forward -----------------------------------------------------------------------------------------------------
 
     def begin(self, args: tuple[Any, ...]) -> CallInputs | None:
         """A module's forward begins with these positional arguments; None when autograd does not look."""
-        if self._passes.opened and torch._C._current_graph_task_id() == -1:
-            self.drop_open()
-        if not torch.is_grad_enabled() or is_transformed():
+        if not _grad_is_on() or is_transformed():
             return None
         with self._quiet():
             return inputs_of(args)
 
     def end(self, inputs: CallInputs, output: Any, listener: BackwardListener) -> bool:
         """A module's forward has ended; ``listener`` is told about its backward. False when it will have none."""
-        if not torch.is_grad_enabled() or is_transformed():
+        if not _grad_is_on() or is_transformed():
             return False
         with self._quiet():
             tensors = output_tensors(output)
@@ -247,7 +252,7 @@ class ModuleBackwards:
 
     def _cut(self, gradient: Any) -> Any:
         """Without the graph that ``create_graph=True`` gives it: a call must not reach a graph."""
-        if not gradient.requires_grad:
+        if not _grad_is_on():
             return gradient
         with self._quiet():
             return gradient.detach()
@@ -354,6 +359,11 @@ class _Node:
             self.backwards.passed(self.call, self, gradients)
         except Exception as error:  # noqa: BLE001 (a hook never raises)
             self.backwards.failed("node", error)
+
+
+def _grad_is_on() -> bool:
+    with torch._C.DisableTorchFunction():  # a function mode of the user would be told of the question
+        return torch.is_grad_enabled()
 
 
 def _distinct(tensors: list[torch.Tensor], slots: list[int]) -> list[torch.Tensor]:

@@ -175,6 +175,7 @@ class ModuleHooks:
         if torch._C._get_tracing_state() is not None:
             observer.problem("traced", hook.path, "calls while torch.jit.trace looks are not recorded")
             return
+        self._backwards.settle()
         call = observer.begin_module(hook.prefix, args, kwargs)
         if call is None:
             return

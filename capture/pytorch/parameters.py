@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from capture.observer import Observer
 
@@ -56,7 +57,7 @@ class ParameterHooks:
         while is left alone: FSDP2 does that in forward, and the gradients that count are those of its shards.
         """
         for name, parameter in module._parameters.items():
-            if _is_trained(parameter) and (prefix, name) not in self._names:
+            if (prefix, name) not in self._names and _is_trained(parameter):
                 self._add(_Owner(prefix, name), parameter)
 
     def finish(self, *, had_backward: bool) -> None:
@@ -127,7 +128,10 @@ class _Hook:
 
 
 def _is_trained(parameter: torch.Tensor | None) -> bool:
-    return parameter is not None and parameter.requires_grad and parameter.is_leaf
+    """A lazy parameter takes no hook before the forward that gives it a shape."""
+    if parameter is None or not parameter.requires_grad:
+        return False
+    return parameter.is_leaf and not is_lazy(parameter)
 
 
 def _state(gradient: torch.Tensor | None) -> tuple[int, int] | None:
