@@ -127,9 +127,9 @@ class Recorder:
             return _Walk.tensor
         if kind in SCALARS:
             return _scalar(SCALARS[kind])
-        if isinstance(value, np.ndarray):
+        if issubclass(kind, np.ndarray):
             return _Walk.array
-        if isinstance(value, np.generic):
+        if issubclass(kind, np.generic):
             return _scalar(numpy_scalar)
         if self.framework.leaf(value) is not NOT_A_LEAF:
             return _Walk.leaf
