@@ -70,18 +70,20 @@ def put_document_texts(
     store: Store, document: str, header: Header, texts: Iterable[tuple[str, bytes]], around: Surroundings | None
 ) -> None:
     """:func:`put_documents` of entries that are encoded already (:func:`msformat.documents.encode_dump_texts`)."""
-    if around is not None:
-        _put_surroundings(store, around, always=document == "dump.json")
-    store.put_document(document, b"".join(encode_dump_texts(header, texts)))
+    documents = {} if around is None else _surrounding_documents(around, always=document == "dump.json")
+    documents[document] = b"".join(encode_dump_texts(header, texts))
+    store.put_documents(documents)
 
 
-def _put_surroundings(store: Store, around: Surroundings, *, always: bool) -> None:
+def _surrounding_documents(around: Surroundings, *, always: bool) -> dict[str, bytes]:
+    documents: dict[str, bytes] = {}
     if always or around.stack_groups:
-        store.put_document("stack.json", encode_stack(around.stack_groups, "8.1"))
+        documents["stack.json"] = encode_stack(around.stack_groups, "8.1")
     if always or around.parents:
-        store.put_document("construct.json", canonical(dict(around.parents)))
+        documents["construct.json"] = canonical(dict(around.parents))
     if around.problems:
-        store.put_document(ERROR_LOG, "".join(f"{text}\n" for text in around.problems).encode("utf-8", "replace"))
+        documents[ERROR_LOG] = "".join(f"{text}\n" for text in around.problems).encode("utf-8", "replace")
+    return documents
 
 
 def finished_header(header: Header, unit_dir: str, *, has_tensors: bool) -> Header:

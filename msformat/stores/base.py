@@ -8,7 +8,7 @@ content addressing means the same in every store.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_checkable
@@ -331,6 +331,14 @@ class Store(ABC):
 
         ``name`` is a plain file name: letters, digits, ``.``, ``_``, ``-``.
         """
+
+    def put_documents(self, documents: Mapping[str, ReadOnlyBuffer]) -> None:
+        """Store several documents in order: when a later one is there after a death, so are those before it.
+
+        One after the other; a store that can do with one barrier overrides this.
+        """
+        for name, data in documents.items():
+            self.put_document(name, data)
 
     @abstractmethod
     def get_document(self, name: str) -> ReadOnlyBuffer | None:

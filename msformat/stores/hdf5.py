@@ -16,9 +16,8 @@ which they were put. Written files are of the default HDF5 format (no SWMR, noth
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -240,7 +239,7 @@ class Hdf5Store(Store):
         keys = list(self.keys())
         if len(keys) > _NEAR_CANDIDATES:
             keys = [other for other in keys if other[:12] == key[:12]]
-        return list(itertools.islice(keys, _NEAR_CANDIDATES))
+        return keys[:_NEAR_CANDIDATES]
 
     def keys(self) -> Iterator[str]:
         self._ensure_open()
@@ -302,10 +301,8 @@ class Hdf5Store(Store):
     def _link(self, key: str, target: str) -> None:
         assert self._tensors is not None
         links = self._tensors.links
-        if target in self._put:
-            name = guard.escape(target)
-        else:
-            name = next(name for name in guard.link_names(target) if links.exists(name))
+        names = guard.link_names(target)
+        name = guard.escape(target) if target in self._put else next(name for name in names if links.exists(name))
         self._guarded(lambda: links.create_hard(guard.escape(key), self._tensors, name, lcpl=utf8_names()), key)
         self._put.add(key)
 
@@ -332,7 +329,6 @@ class Hdf5Store(Store):
         assert self._filter is not None
         pack = self._filter.pack
         copy = not owned and self.options.threads > 0
-
         for offset, data in pieces(bits, chunk):
             kept = data.copy() if copy else data
             self._pipeline.add(
@@ -356,19 +352,26 @@ class Hdf5Store(Store):
         StoreError
             It could not be written.
         """
+        self.put_documents({name: data})
+
+    def put_documents(self, documents: Mapping[str, ReadOnlyBuffer]) -> None:
+        """:meth:`put_document` of several, which one sync brings to disk all together."""
         self._check_writable()
+        for name, data in documents.items():
+            self._write_document(name, data)
+        self.sync()
+
+    def _write_document(self, name: str, data: ReadOnlyBuffer) -> None:
         assert self._documents is not None
         bits = np.frombuffer(data, np.uint8)
-        links = self._documents.links
-        link = guard.escape(name)
+        group, link = self._documents, guard.escape(name)
 
         def action() -> None:
-            if links.exists(link):
-                self._documents.unlink(link)  # type: ignore[union-attr]
-            self._write_dataset(self._documents, link, bits, _UINT8, name, owned=False)
+            if group.links.exists(link):
+                group.unlink(link)
+            self._write_dataset(group, link, bits, _UINT8, name, owned=False)
 
         self._guarded(action, name)
-        self.sync()
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
         self._ensure_open()

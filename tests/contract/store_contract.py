@@ -436,6 +436,17 @@ class StoreContract(ABC):
         with self.open(tmp_path, "r") as store:
             assert bytes(store.get_document("dump.json") or b"") == b"short"
 
+    def test_several_documents(self, tmp_path: Path) -> None:
+        with self.open(tmp_path, "w") as store:
+            store.put_document("stack.json", b"old")
+            store.put_documents({"stack.json": b"{}", "construct.json": memoryview(b"[]"), "dump.json": b"NaN"})
+            store.put_documents({})
+        with self.open(tmp_path, "r") as store:
+            found = {name: bytes(store.get_document(name) or b"") for name in store.documents()}
+            assert found == {"construct.json": b"[]", "dump.json": b"NaN", "stack.json": b"{}"}
+            with pytest.raises(StoreError):
+                store.put_documents({"dump.json": b""})
+
     # --- modes and life ----------------------------------------------------------------------------------------
 
     def test_reading_refuses_to_write(self, tmp_path: Path) -> None:

@@ -460,7 +460,7 @@ def test_finish_twice_is_fine_and_puts_afterwards_are_not(tmp_path: Path) -> Non
         put(writer, step(1, 1))
 
 
-@pytest.mark.parametrize("method", ["put", "sync", "put_document"])
+@pytest.mark.parametrize("method", ["put", "sync", "put_documents"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), RuntimeError("dead"), StoreError("gone")])
 def test_a_dead_store_is_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception
@@ -472,7 +472,7 @@ def test_a_dead_store_is_told_once(
     put(writer, step(1, 0))
     assert isinstance(writer._store, Store)
     monkeypatch.setattr(writer._store, method, fail)
-    first = writer.finish if method == "put_document" else lambda: put(writer, step(1, 1))
+    first = writer.finish if method == "put_documents" else lambda: put(writer, step(1, 1))
     with pytest.raises(StoreError, match=error.args[-1]):
         first()
     calls: list[Callable[[], None]] = [
