@@ -11,6 +11,7 @@ import importlib.resources
 import json
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class ApiHooks:
         self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
         self._custom_patches = Patches()
         self._patches = Patches()
-        self._mode = EarlyBound(self._recorder)
+        self._mode = self._recorder.mode = EarlyBound(self._recorder)
         self._roots = TreeRoots(observer)
         self._graphs = GraphWatch(observer, self)
         self._installed = False
@@ -80,6 +81,7 @@ class ApiHooks:
         if not self._installed:
             return
         self._installed = False
+        self._recorder.are_in_place = False
         self._mode.remove()
         self._graphs.remove()
         self._roots.remove()
@@ -125,6 +127,16 @@ class ApiHooks:
         if self._changed:
             self._changed = False
             self._mode.name_functions(sorted(self._apis.values(), key=_precedence))
+            self._recorder.aliases = self._aliases()
+        self._recorder.are_in_place = True
+
+    def _aliases(self) -> dict[int, list[tuple[dict[str, Any], Api]]]:
+        found: dict[int, list[tuple[dict[str, Any], Api]]] = {}
+        for (place, _), api in self._apis.items():
+            owner = _resolve(place)
+            if isinstance(owner, types.ModuleType):
+                found.setdefault(id(api.original), []).append((vars(owner), api))
+        return found
 
     def _places(self) -> Iterator[tuple[str, str, Any, list[str]]]:
         """Prefix, dotted path, object and names of every place whose attributes are replaced."""
@@ -171,6 +183,7 @@ class ApiHooks:
             self._pauses += 1
             if self._pauses > 1 or not self._installed:
                 return
+            self._recorder.are_in_place = False
             self._patches.suspend()
         self._mode.pause()
 
@@ -181,6 +194,7 @@ class ApiHooks:
             if self._pauses or not self._installed:
                 return
             self._patches.resume()
+            self._recorder.are_in_place = True
         self._mode.go_on()
 
 

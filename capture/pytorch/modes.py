@@ -15,6 +15,12 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torch._C import (
+    _get_function_stack_at,
+    _len_torch_function_stack,
+    _pop_torch_function_stack,
+    _push_on_torch_function_stack,
+)
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
@@ -68,6 +74,25 @@ class EarlyBound(TorchFunctionMode):
         self._installed = False
         _put_stack(_take_stack())
 
+    def step_aside(self) -> bool:
+        """Leave the top of the stack while a call is recorded; False when the mode is not there.
+
+        Nothing inside the call is to be named, and without any mode PyTorch does not even ask.
+        """
+        size = _len_torch_function_stack()
+        if not size or _get_function_stack_at(size - 1) is not self:
+            return False
+        _pop_torch_function_stack()
+        return True
+
+    def step_back(self) -> None:
+        """Return after :meth:`step_aside`, unless the call removed the mode or installed it anew."""
+        if self._installed:
+            if _len_torch_function_stack():
+                self.install()
+            else:
+                _push_on_torch_function_stack(self)
+
     def pause(self) -> None:
         """Leave the stack for a while, if this is the thread whose stack it is."""
         if threading.get_ident() == self._thread:
@@ -88,11 +113,11 @@ class EarlyBound(TorchFunctionMode):
     ) -> Any:
         """Record the function if a name is known for it, and call it in either case."""
         kwargs = kwargs or {}
-        if is_compiling():
+        if is_compiling() or not self._observer.running:
             return func(*args, **kwargs)
         api = self._table.get(id(func))
         local = self._local
-        if api is None or local.in_api or local.busy or not self._observer.running or not self._installed:
+        if api is None or local.in_api or local.busy or not self._installed:
             return func(*args, **kwargs)
         if _is_pytorch_inside(sys._getframe(1), func):
             return func(*args, **kwargs)

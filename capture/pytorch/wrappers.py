@@ -12,12 +12,15 @@ from __future__ import annotations
 import functools
 import pkgutil
 import re
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch._C import DisableTorchFunction, _len_torch_function_stack
 from torch.compiler import is_compiling, is_dynamo_compiling
+from torch.overrides import has_torch_function
 
 if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer
@@ -36,6 +39,16 @@ class ApiFramework(Protocol):
 
     def forget(self, tensor: Any) -> None:
         """The tensor's content may have changed without its version telling."""
+
+
+class SideSteppingMode(Protocol):
+    """A function mode that need not see what a call does inside."""
+
+    def step_aside(self) -> bool:
+        """Leave the stack of modes if possible."""
+
+    def step_back(self) -> None:
+        """Return to it."""
 
 
 class Api:
@@ -85,7 +98,9 @@ class Api:
                 self.recorder.note_export(self)
             return self.original(*args, **kwargs)
         local = self.local
-        if not self.observer.running or local.in_api or local.busy:
+        if local.in_api:
+            return self.recorder.call_inside(self, args, kwargs)
+        if not self.observer.running or local.busy:
             return self.original(*args, **kwargs)
         return self.recorder.record(self, args, kwargs)
 
@@ -144,20 +159,36 @@ class ApiRecorder:
     def __init__(self, observer: Observer, framework: ApiFramework) -> None:
         self.observer = observer
         self.framework = framework
+        self.mode: SideSteppingMode | None = None
+        self.aliases: dict[int, list[tuple[dict[str, Any], Api]]] = {}
+        """Stand-ins of each function (by identity) and the modules' namespaces that they stand in."""
+        self.are_in_place = False
+        self._watched = _Watched()
         # Who listens to gradients as well may have something to record before the event of a node.
         self.advance: Callable[[int], None] = getattr(framework, "advance", _ignore)
 
     def record(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
         """Call the function with its inputs and outputs recorded; nothing inside it is."""
-        observer, local = self.observer, self.observer.local
         if torch._C._get_tracing_state() is not None:
-            observer.problem("scripted", f"{api.prefix}.{api.name}", "not recorded while torch.jit.trace runs")
+            where = f"{api.prefix}.{api.name}"
+            self.observer.problem("scripted", where, "not recorded while torch.jit.trace runs")
             return api.original(*args, **kwargs)
+        mode = self.mode
+        if mode is None or not mode.step_aside():
+            return self._record(api, args, kwargs)
+        try:
+            return self._record(api, args, kwargs)
+        finally:
+            mode.step_back()
+
+    def _record(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
+        observer, local = self.observer, self.observer.local
         call = self._begin(api, args, kwargs)
         sequence = torch._C._autograd._get_sequence_nr()
+        watched = _len_torch_function_stack() > 0 or has_torch_function(args)
         local.in_api = True
         try:
-            output = api.original(*args, **kwargs)
+            output = self._call_watched(api, args, kwargs) if watched else api.original(*args, **kwargs)
         except BaseException:
             if call is not None:
                 observer.fail_api(call)
@@ -167,6 +198,33 @@ class ApiRecorder:
         if call is not None:
             api.finish(call, args, kwargs, output, sequence)
         return output
+
+    def call_inside(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
+        """Call a function from within one that is being recorded."""
+        if self._watched.now:
+            return self._show_original(api, args, kwargs)
+        return api.original(*args, **kwargs)
+
+    def _call_watched(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
+        self._watched.now = True
+        try:
+            return self._show_original(api, args, kwargs)
+        finally:
+            self._watched.now = False
+
+    def _show_original(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
+        """Call a function with itself in its place: a mode or a subclass may ask ``func is torch.add``."""
+        original = api.original
+        aliases = self.aliases.get(id(original), ())
+        for namespace, other in aliases:
+            if namespace.get(other.name) is other:
+                namespace[other.name] = original
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for namespace, other in aliases if self.are_in_place else ():
+                if namespace.get(other.name) is original:
+                    namespace[other.name] = other
 
     def _begin(self, api: Api, args: Values, kwargs: dict[str, Any]) -> ApiCall | None:
         if "self" in kwargs:
@@ -208,14 +266,19 @@ class ApiRecorder:
             Autograd's sequence number before the call: an output whose node is older is one of the inputs.
         """
         try:
-            with torch._C.DisableTorchFunction():
-                self._hook_backward(call, output, sequence)
+            tensor = _first_tensor(output)
+            if tensor is None:
+                return
+            if type(tensor) is torch.Tensor and not _len_torch_function_stack():
+                self._hook_backward(call, tensor, sequence)
+                return
+            with DisableTorchFunction():
+                self._hook_backward(call, tensor, sequence)
         except Exception as error:  # noqa: BLE001 (an odd tensor must not cost the training anything)
             self.observer.problem(f"backward hook {type(error).__name__}", call.forward, str(error))
 
-    def _hook_backward(self, call: ApiCall, output: Any, sequence: int) -> None:
-        tensor = _first_tensor(output)
-        if tensor is None or not (tensor.requires_grad and torch.is_grad_enabled()):
+    def _hook_backward(self, call: ApiCall, tensor: torch.Tensor, sequence: int) -> None:
+        if not (tensor.requires_grad and torch.is_grad_enabled()):
             return
         node = tensor.grad_fn
         if node is None:
@@ -231,6 +294,12 @@ class ApiRecorder:
 
         # It holds names, never the node or a tensor: a node that reaches itself through its hook is never freed.
         node.register_hook(record)
+
+
+class _Watched(threading.local):
+    """Whether a mode or a tensor subclass of the user is told of what a thread calls now."""
+
+    now = False
 
 
 def _ignore(_: int) -> None:

@@ -22,6 +22,7 @@ from torch.nn.functional import linear as early_linear
 from torch.nn.functional import relu as early_relu
 from torch.overrides import TorchFunctionMode
 
+from capture.pytorch.apis import ApiHooks
 from capture.pytorch.patches import Patches
 from tests.capture.pytorch.recording import RecordingFramework, RecordingObserver, hooks_for, installed
 
@@ -443,6 +444,65 @@ def test_tensor_subclasses_find_functions_in_their_tables() -> None:
         assert use() == plain
 
 
+class _ByIdentity(torch.Tensor):
+    """A subclass that asks with ``is``, in the words of many a quantization library."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.nn.functional.linear or func is torch.relu or func is torch.Tensor.mul or func is F.pad:
+            return func.__name__
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class _AskingMode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.add or func is torch.conv2d or func is F.silu:
+            return func.__name__
+        return func(*args, **(kwargs or {}))
+
+
+def test_functions_are_told_apart_by_identity_while_capture_runs() -> None:
+    def use() -> list[Any]:
+        t, x = torch.ones(2, 2).as_subclass(_ByIdentity), torch.ones(1, 1, 2, 2)
+        answers: list[Any] = [F.linear(t, torch.eye(2)), torch.relu(t), t.mul(2), F.pad(t, (1, 1)), F.relu(t)]
+        with _AskingMode():
+            answers += [torch.add(x, 1), F.conv2d(x, x), torch.conv2d(x, x), F.silu(x), early_relu(x)]
+        return [answer if isinstance(answer, str) else "computed" for answer in answers]
+
+    plain, before = use(), _own_attributes()
+    assert plain.count("computed") == 2
+    observer = RecordingObserver()
+    with installed(observer):
+        during = _own_attributes()
+        assert use() == plain
+        assert _own_attributes() == during
+    assert _own_attributes() == before
+    assert {"Functional.linear.0.forward", "Torch.add.0.forward", "Functional.silu.0.forward"} <= set(observer.keys)
+
+
+def test_stopped_inside_a_call_that_is_recorded() -> None:
+    observer, before = RecordingObserver(), _own_attributes()
+    hooks = hooks_for(observer)
+
+    class Stopping(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            hooks.remove()
+            return func(*args, **(kwargs or {}))
+
+    hooks.install()
+    x = torch.ones(1)
+    with Stopping():
+        torch.add(x, 1)
+    assert _own_attributes() == before
+    assert torch.overrides._get_current_function_mode_stack() == []
+    hooks.install()
+    hooks.add_custom(_Library, "leave", "Mine")
+    _Library.leave(hooks)
+    assert _own_attributes() == before
+    assert torch.overrides._get_current_function_mode_stack() == []
+    assert observer.keys[-1] == "Mine.leave.0.forward"
+
+
 def test_in_place_results_are_looked_at_again() -> None:
     framework = RecordingFramework()
     x, out = torch.ones(2), torch.empty(2)
@@ -468,6 +528,10 @@ class _Library:
     @classmethod
     def made(cls, x: torch.Tensor) -> torch.Tensor:
         return x + 2
+
+    @staticmethod
+    def leave(hooks: ApiHooks) -> None:
+        hooks.remove()
 
     def method(self, x: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
         return x * scale
