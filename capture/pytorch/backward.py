@@ -141,10 +141,11 @@ class ModuleBackwards:
 
     # --- backward ----------------------------------------------------------------------------------------------------
 
-    def advance(self, sequence: int) -> None:
+    def advance(self, sequence: int, thread: int | None) -> None:
         """A node with this sequence number runs: close what began after it was made."""
         if self._passes.opened:
-            self._close_all(self._passes.opened.get(torch._C._current_graph_task_id(), []), sequence)
+            opened = self._passes.opened.get(torch._C._current_graph_task_id(), [])
+            self._close_all([call for call in opened if sequence < call.bound and thread in (None, call.thread)])
 
     def arrived(self, call: _Call, output: _Output, gradient: Any) -> None:
         """The gradient of an output is complete."""
@@ -171,7 +172,7 @@ class ModuleBackwards:
                 call.take(self._cut(gradient), into, used)
         if node.weight:
             if len(call.opened) > 1:
-                self.advance(node.sequence)
+                self.advance(node.sequence, call.thread)
             self._count(call, node.weight)
 
     def drop_open(self) -> None:
@@ -214,14 +215,14 @@ class ModuleBackwards:
         """The backward has ended, perhaps in another thread than it began: close what is left."""
         try:
             passes.pop(task, None)
-            self._close_all(opened, -1)
+            self._close_all(opened)
         except Exception as error:  # noqa: BLE001 (a hook never raises)
             self.failed("end of backward", error)
 
-    def _close_all(self, opened: list[_Call], sequence: int) -> None:
-        """Close what must have ended when a node with this number runs, what began last first."""
-        over = [(call.start, order, call) for order, call in enumerate(opened) if sequence < call.bound]
-        for _, _, call in sorted(over, reverse=True):
+    def _close_all(self, calls: list[_Call]) -> None:
+        """Close calls, what began last first."""
+        order = [(call.start, number, call) for number, call in enumerate(calls)]
+        for _, _, call in sorted(order, reverse=True):
             self._close(call)
 
     def _count(self, call: _Call, weight: int) -> None:
@@ -288,11 +289,11 @@ class _Call:
 
     __slots__ = (
         "bound", "floor", "inner", "input_slots", "inputs", "left", "listener", "needed", "opened", "output_slots",
-        "outputs", "over", "start", "task", "whole",
+        "outputs", "over", "start", "task", "thread", "whole",
     )  # fmt: skip
 
     def __init__(self, listener: BackwardListener, start: int, input_slots: list[int], output_slots: list[int]) -> None:
-        self.listener, self.start = listener, start
+        self.listener, self.start, self.thread = listener, start, threading.get_ident()
         self.input_slots, self.output_slots = input_slots, output_slots
         self.floor, self.needed, self.over = LEAF_SEQUENCE, 0, -1
         self.reset()

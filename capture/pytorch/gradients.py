@@ -6,9 +6,11 @@ holds callbacks only, and lives as long as its node.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -52,7 +54,7 @@ class GradientGroups:
         self._observer = observer
         self._leaves: dict[int, _LeafGroup] = {}
         self._key = f"capture.gradients.{id(self)}"
-        self._before: list[Callable[[int], None]] = []
+        self._before: list[Callable[[int, int | None], None]] = []
 
     def watch(self, tensor: Any, fire: Fire) -> bool:
         """Call ``fire(gradient)`` each time the gradient of a tensor, as the tensor is now, is complete.
@@ -78,18 +80,26 @@ class GradientGroups:
             return False
         return True
 
-    def before_events(self, callback: Callable[[int], None]) -> None:
-        """Call back with a node's sequence number before its watchers, and whenever ``advance`` is called."""
+    def before_events(self, callback: Callable[[int, int | None], None]) -> None:
+        """Call back with a node's sequence number and thread before its watchers, and at every ``advance``."""
         self._before.append(callback)
 
-    def advance(self, sequence: int) -> None:
-        """Say that the node with this sequence number runs: what was made later is over.
+    def advance(self, sequence: int, thread: int | None = None) -> None:
+        """Say that the node with this sequence number runs: what was made later in the same thread is over.
 
         To be called before a backward event is recorded that no watcher brings (a hook on a node): module backwards
         that could not know their end are recorded before it.
+
+        Parameters
+        ----------
+        sequence
+            ``node._sequence_nr()``.
+        thread
+            ``threading.get_ident()`` of the forward that made the node, as each thread counts for itself; None when all
+            of the model's forward runs in one thread.
         """
         for callback in self._before:
-            callback(sequence)
+            callback(sequence, thread)
 
     def fire(self, watchers: list[tuple[Fire, Any]]) -> None:
         """Call watchers with their gradients."""
@@ -121,7 +131,7 @@ class GradientGroups:
     def _leaf_group(self, tensor: torch.Tensor) -> _LeafGroup:
         group = self._leaves.get(id(tensor))
         if group is None or group.tensor() is not tensor:
-            group = self._leaves[id(tensor)] = _LeafGroup(self, tensor)
+            group = self._leaves[id(tensor)] = _LeafGroup(self, tensor, partial(_forget, self._leaves, id(tensor)))
         return group
 
 
@@ -133,16 +143,16 @@ def is_transformed() -> bool:
 class _Group:
     """Watchers of the outputs of one node. Called by the engine before the node runs."""
 
-    __slots__ = ("groups", "sequence", "watchers")
+    __slots__ = ("groups", "sequence", "thread", "watchers")
 
     def __init__(self, groups: GradientGroups, sequence: int) -> None:
-        self.groups, self.sequence = groups, sequence
+        self.groups, self.sequence, self.thread = groups, sequence, threading.get_ident()
         self.watchers: list[tuple[int, Fire]] = []
 
     def __call__(self, gradients: tuple[Any, ...]) -> None:
         groups = self.groups
         try:
-            groups.advance(self.sequence)
+            groups.advance(self.sequence, self.thread)
         except Exception as error:  # noqa: BLE001 (a hook never raises)
             groups.failed("advance", error)
         groups.fire(
@@ -157,8 +167,8 @@ class _LeafGroup:
     # Saying so keeps torch.save from warning about a hook.
     __torch_unserializable__ = True
 
-    def __init__(self, groups: GradientGroups, tensor: torch.Tensor) -> None:
-        self.groups, self.tensor = groups, weakref.ref(tensor)
+    def __init__(self, groups: GradientGroups, tensor: torch.Tensor, on_death: Callable[[Any], None]) -> None:
+        self.groups, self.tensor = groups, weakref.ref(tensor, on_death)
         self.watchers: deque[Fire] = deque(maxlen=_MOST_WATCHERS_OF_A_LEAF)
         self.handle: Any = tensor.register_hook(self)  # type: ignore[no-untyped-call]
 
@@ -166,3 +176,10 @@ class _LeafGroup:
         watchers = [(fire, gradient) for fire in reversed(self.watchers)]
         self.watchers.clear()
         self.groups.fire(watchers)
+
+
+def _forget(leaves: dict[int, _LeafGroup], key: int, tensor: weakref.ref[torch.Tensor]) -> None:
+    """A leaf has died; its place may have been taken since."""
+    group = leaves.get(key)
+    if group is not None and group.tensor is tensor:
+        del leaves[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import io
+import threading
 import weakref
 from typing import Any
 
@@ -109,6 +110,15 @@ def test_leaves() -> None:
     assert not x._backward_hooks
 
 
+def test_dead_leaves_leave_nothing() -> None:
+    groups, _ = _groups()
+    for _ in range(20):
+        x = torch.ones(2, requires_grad=True)
+        groups.watch(x, id)
+        x.sum().backward()
+    assert len(groups._leaves) <= 1
+
+
 def test_what_a_watcher_raises_goes_no_further() -> None:
     groups, watching = _groups()
     x = torch.ones(2, requires_grad=True)
@@ -134,12 +144,12 @@ def test_paused() -> None:
 def test_listeners_hear_of_a_node_before_its_watchers() -> None:
     groups, _ = _groups()
     heard: list[Any] = []
-    groups.before_events(heard.append)
+    groups.before_events(lambda *event: heard.append(event))
     y = torch.ones(2, requires_grad=True) * 1
     groups.watch(y, lambda _: heard.append("gradient"))
     y.sum().backward()
     assert y.grad_fn is not None
-    assert heard == [y.grad_fn._sequence_nr(), "gradient"]  # type: ignore[attr-defined]
+    assert heard == [(y.grad_fn._sequence_nr(), threading.get_ident()), "gradient"]
 
 
 def test_nothing_outlives_the_graph() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections import Counter
 from typing import Any
@@ -429,3 +430,38 @@ def test_the_wrapper_of_fsdp_is_not_recorded_its_content_is() -> None:
     watching, _ = hooked(model)
     model(rows())
     assert watching.forwards == ["Module.0.0.Linear.forward.0"]
+
+
+def test_a_module_whose_parts_run_in_other_threads() -> None:
+    """Each thread numbers its nodes for itself: small numbers there say nothing about calls here."""
+
+    def spread(self: Any, x: torch.Tensor) -> torch.Tensor:
+        parts: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: parts.append(self.fc(x * 2)))
+        thread.start()
+        thread.join()
+        return self.last(parts[0]) + self.beside(x)  # type: ignore[no-any-return]
+
+    model = nn.Sequential(linear(), Do(spread, fc=linear(), last=linear(), beside=linear()))
+    for _ in range(50):
+        rows().requires_grad_() * 2  # this thread has counted further
+    watching, _ = hooked(model)
+    weigh(model(rows())).backward()
+    assert sorted(watching.keys) == sorted(set(watching.keys))
+    assert len(watching.keys) == 5
+    assert watching.gradients("Module.1.Do.backward.0")[1][0] is not None
+    assert watching.gradients("Module.1.fc.Linear.backward.0")[1][0] is not None
+    assert not watching.local.stack
+
+
+def test_full_backward_hooks_of_the_user() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(linear(), nn.Sequential(linear(), nn.Tanh()), linear())
+    seen: list[Any] = []
+    model[1].register_full_backward_hook(lambda module, taken, given: seen.append((taken, given)) or (taken[0] * 2,))
+    watching, _ = hooked(model)
+    weigh(model(rows())).backward()
+    given, taken = watching.gradients("Module.1.Sequential.backward.0")
+    ((right_taken, right_given),) = seen
+    assert bits_equal(given[0], right_given[0])
+    assert bits_equal(taken[0], right_taken[0] * 2), "what goes on is what the user made of it"
