@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from capture.pytorch.hostcopy import PinnedCopy
 from capture.pytorch.raw import aminmax, complex_abs, copy_to, numel, summed, vector_norm
-from capture.pytorch.statistics import Statistics, float_if_exact
+from capture.pytorch.statistics import NO_STATISTICS, Statistics, float_if_exact
 
 __all__ = ["Deferred", "defer", "is_capturing_graph", "resolve"]
 
@@ -29,15 +30,23 @@ class Deferred:
     finish
         Statistics from their values.
     stream
-        The stream that computes them, as a number that only equality is asked of.
+        The stream that computes them.
+    copy
+        Bits on their way to the host, which must have arrived when the results have.
     """
 
-    __slots__ = ("finish", "results", "stream")
+    __slots__ = ("copy", "finish", "results", "stream")
 
     def __init__(self, results: tuple[torch.Tensor, ...], finish: Callable[..., Statistics]) -> None:
         self.results = results
         self.finish = finish
-        self.stream = _current_stream(results[0].device)
+        self.stream = _current_stream(results[0].device) if results else None
+        self.copy: PinnedCopy | None = None
+
+    @classmethod
+    def nothing(cls) -> Deferred:
+        """No statistics to wait for."""
+        return cls((), lambda: NO_STATISTICS)
 
 
 def defer(tensor: torch.Tensor) -> Deferred | None:
@@ -105,6 +114,8 @@ def resolve(deferred: Iterable[Deferred]) -> list[Statistics]:
     batch = list(deferred)
     groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for one in batch:
+        if one.copy is not None:
+            one.copy.wait()
         _join_stream(one)
         for result in one.results:
             groups.setdefault((result.device, result.dtype), []).append(result.reshape(()))
@@ -126,9 +137,10 @@ def _current_stream(device: torch.device) -> Any:
 
 def _join_stream(one: Deferred) -> None:
     """What another stream computes must be finished before this one copies it."""
-    device = one.results[0].device
-    current = _current_stream(device)
-    if one.stream is not None and one.stream != current:
+    if one.stream is None:
+        return
+    current = _current_stream(one.results[0].device)
+    if one.stream != current:
         one.stream.synchronize()
         one.stream = current
 

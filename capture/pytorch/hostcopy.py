@@ -7,14 +7,13 @@ and FSDP resizes storages in every step. ``ctypes`` looks at the same memory and
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from capture.framework import HostTensor
-from capture.pytorch.raw import data_ptr, element_size, numel, storage_offset, untyped_storage
+from capture.pytorch.raw import contiguous, data_ptr, element_size, numel, storage_offset, untyped_storage
 from msformat import DType
 
 __all__ = ["PinnedCopy", "host_tensor", "live_array", "live_memory"]
@@ -63,28 +62,33 @@ def host_tensor(memory: Any, dtype: DType, shape: list[int], *, owned: object = 
 class PinnedCopy:
     """A copy from an accelerator that runs while the program goes on.
 
-    The bytes may be looked at only after :meth:`wait`; until then the copy may not have happened. Not run where this
-    was written, for want of a GPU; :class:`~capture.pytorch.tensors.TorchFramework` copies in the plain, blocking way
+    The bytes may be looked at only after :meth:`wait`; until then the copy may not have happened. Written with care and
+    not run, for want of a GPU: :class:`~capture.pytorch.tensors.TorchFramework` copies in the plain, blocking way
     unless told otherwise.
 
     Parameters
     ----------
     tensor
-        Contiguous, on the device. Its memory is protected until the copy is done: the copy is ordered on the current
-        stream, and later work that reuses the memory is ordered behind it there.
+        On the device. Its memory is protected until the copy is done: the copy stands in the current stream, and the
+        allocator is told of that stream in case it is not the one that the memory belongs to.
     """
 
-    __slots__ = ("_event", "_target")
+    __slots__ = ("_done", "target")
 
-    def __init__(self, tensor: torch.Tensor, event: Callable[[], Any]) -> None:
-        self._target = torch.empty(
-            tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True, memory_format=torch.contiguous_format
-        )
-        self._target.copy_(tensor, non_blocking=True)
-        self._event = event()
-        self._event.record()
+    def __init__(self, tensor: torch.Tensor) -> None:
+        module = getattr(torch, tensor.device.type)
+        source: Any = contiguous(tensor)
+        self.target: torch.Tensor = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
+        with module.device(tensor.device):
+            self.target.copy_(source, non_blocking=True)
+            source.record_stream(module.current_stream())
+            self._done = module.Event()
+            self._done.record()
 
-    def wait(self) -> torch.Tensor:
-        """The tensor on the host, once it is there."""
-        self._event.synchronize()
-        return self._target
+    def host(self, dtype: DType, shape: list[int]) -> HostTensor:
+        """What is to be stored, once :meth:`wait` has returned."""
+        return host_tensor(live_memory(self.target), dtype, shape, owned=self.target)
+
+    def wait(self) -> None:
+        """Return when the bytes are there."""
+        self._done.synchronize()

@@ -35,6 +35,7 @@ _LARGE32, _SMALL32 = 1e17, 1e-13
 _LARGE, _SMALL = 1e140, 1e-140
 _EXACT = 1 << 53
 _PIECE = 1 << 22
+_ONES = np.ones(_DOT, dtype=np.float32)
 
 
 def _vecdot(left: Any, right: Any) -> Any:
@@ -70,28 +71,37 @@ def _none(_tensor: torch.Tensor) -> Statistics:
 
 
 def _of_float32(tensor: torch.Tensor) -> Statistics:
-    flat = tensor if tensor.dim() == 1 else view(tensor, -1)
-    low, high = aminmax(flat)
-    smallest, largest = item(low), item(high)
-    magnitude = max(largest, -smallest)
-    if _SMALL32 < magnitude < _LARGE32 or not math.isfinite(largest - smallest):
-        return largest, smallest, item(summed(flat)) / numel(flat), math.sqrt(_squares(flat))
-    if magnitude == 0:
-        return largest, smallest, 0.0, 0.0
-    return _of_float64(copy_to(flat, torch.float64))
-
-
-def _squares(flat: torch.Tensor) -> float:
-    """Sum of squares of float32 values, in pieces short enough for float32 sums, which are added up in float64."""
-    count = numel(flat)
-    if count <= _DOT:
-        return float(item(dot(flat, flat)))
-    memory: Any = (ctypes.c_char * (4 * count)).from_address(data_ptr(flat))
+    count = numel(tensor)
+    memory: Any = (ctypes.c_char * (4 * count)).from_address(data_ptr(tensor))
     values = np.frombuffer(memory, np.float32)
-    whole = values[: count - count % _DOT].reshape(-1, _DOT)
+    if count <= _DOT:
+        # Calls are what costs here, and numpy's are shorter; argmax and argmin find a NaN first.
+        largest, smallest = float(values[values.argmax()]), float(values[values.argmin()])
+    else:
+        low, high = aminmax(tensor if tensor.dim() == 1 else view(tensor, -1))
+        largest, smallest = item(high), item(low)
+    magnitude = max(largest, -smallest)
+    if _SMALL32 < magnitude < _LARGE32:
+        mean, squares = _short_sums(tensor, values) if count <= _DOT else _long_sums(tensor, values)
+        return largest, smallest, mean, math.sqrt(squares)
+    if not math.isfinite(largest - smallest):
+        return largest, smallest, item(summed(tensor)) / count, math.inf if largest == largest else math.nan  # noqa: PLR0124
+    return _of_float64(copy_to(tensor, torch.float64)) if magnitude else (largest, smallest, 0.0, 0.0)
+
+
+def _short_sums(tensor: torch.Tensor, values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Mean, and sum of squares. numpy's dot would tell the user of squares that underflow; times one, none does."""
+    flat = view(tensor, -1)
+    return float(values.dot(_ONES[: values.size])) / values.size, item(dot(flat, flat))
+
+
+def _long_sums(tensor: torch.Tensor, values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Mean, and sum of squares in pieces short enough for float32 sums, which are added up in float64."""
+    whole = values[: values.size - values.size % _DOT].reshape(-1, _DOT)
     rest = values[whole.size :]
     with np.errstate(all="ignore"):
-        return float(_VECDOT(whole, whole).sum(dtype=np.float64)) + float(np.dot(rest, rest))
+        squares = float(_VECDOT(whole, whole).sum(dtype=np.float64)) + float(rest.dot(rest))
+    return item(summed(tensor)) / values.size, squares
 
 
 def _of_float64(tensor: torch.Tensor) -> Statistics:

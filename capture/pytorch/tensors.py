@@ -12,7 +12,7 @@ from torch._C import DisableTorchFunction, _DisableTorchDispatch
 from capture.framework import Captured, HostTensor, Wanted
 from capture.pytorch.contents import ElementType
 from capture.pytorch.device import Deferred, defer, is_capturing_graph, resolve
-from capture.pytorch.hostcopy import live_memory
+from capture.pytorch.hostcopy import PinnedCopy, live_memory
 from capture.pytorch.leaves import leaf
 from capture.pytorch.quiet import Quiet, backward_is_running, recompute_is_running
 from capture.pytorch.raw import contiguous, copy_to, dispatch_keys, is_contiguous, item, narrow, numel, permute, stride
@@ -35,6 +35,14 @@ class TorchFramework:
 
     Everything but ``describe`` may be called anywhere; ``describe`` belongs inside ``quiet``.
 
+    Parameters
+    ----------
+    pinned
+        Copy bits from a device while the program goes on (:class:`capture.pytorch.hostcopy.PinnedCopy`); they are there
+        once ``resolve`` has returned. False: copy and wait.
+
+    Notes
+    -----
     **Same content once.** Whether a content is known is decided by a hash of its bytes and by nothing else
     (:mod:`capture.pytorch.contents`), so what is recorded is what is in memory, whoever wrote it.
     """
@@ -42,7 +50,8 @@ class TorchFramework:
     name = "pytorch"
     suffix = ".pt"
 
-    def __init__(self) -> None:
+    def __init__(self, *, pinned: bool = False) -> None:
+        self._pinned = pinned
         self._types: dict[torch.dtype, ElementType] = {}
         self._plain_keys = plain_keys()
 
@@ -152,9 +161,20 @@ class TorchFramework:
         pending = defer(tensor) if wanted.statistics and numel(tensor) else None
         if not (wanted.data or wanted.md5):
             return node, None, pending
+        if self._pinned and not wanted.md5:
+            return node, *self._copy_later(tensor, shape, pending or Deferred.nothing())
         there = copy_to(contiguous(tensor), "cpu")
         _, crc, host = self._values(there, self.element_type(there.dtype), shape, wanted._replace(statistics=False))
         return node | ({} if crc is None else {"md5": crc}), host, pending
+
+    def _copy_later(
+        self, tensor: torch.Tensor, shape: list[int], pending: Deferred
+    ) -> tuple[HostTensor | None, Deferred]:
+        stored = self.element_type(tensor.dtype).stored
+        if stored is None:
+            raise ValueError(f"element type {tensor.dtype} cannot be stored")
+        pending.copy = PinnedCopy(tensor)
+        return pending.copy.host(stored, shape), pending
 
     def resolve(self, pending: list[tuple[dict[str, Any], object]]) -> None:
         """Fill statistics that were left on the device into their nodes, with one copy for all."""
