@@ -177,8 +177,7 @@ class UnitSink:
         host.name, host.owner = name, self._owner
 
     def _put_parents(self, parents: dict[str, str | None], writer: DumpWriter) -> None:
-        for child, parent in parents.items():
-            writer.put_parent(child, parent)
+        writer.put_parents(parents)
 
     def _put_stack(self, keys: list[str], frames: Frames, writer: DumpWriter) -> None:
         writer.put_stack(keys, self._texts.texts(frames))

@@ -336,6 +336,10 @@ _FIELDS: dict[str, Callable[[Record, int], bool]] = {
     "header": _is_header,
     "entry": lambda record, _: isinstance(record.get("key"), str) and "value" in record,
     "stack": _is_stack,
+    "parents": lambda record, _: (
+        isinstance(parents := record.get("parents"), dict)
+        and all(isinstance(parent, str | None) for parent in parents.values())
+    ),
     "parent": lambda record, _: (
         isinstance(record.get("child"), str) and isinstance(record.get("parent", 0), str | None)
     ),

@@ -66,6 +66,8 @@ def replay(records: Iterable[Record]) -> Replayed:
             stacks.put(record["entries"], written[record.get("ref", -1)])
         elif kind == "parent":
             found.parents[record["child"]] = record["parent"]
+        elif kind == "parents":
+            found.parents.update(record["parents"])
         elif kind == "problem":
             found.problems.append(record["message"])
         else:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -43,6 +43,8 @@ __all__ = ["DumpWriter"]
 
 # In compact JSON no quote within a text stands without a backslash before it, so this finds members and nothing else.
 _NAMED = re.compile(rb'"data_name":"([^"]*)"')
+# Keeps a line far below what a journal line may have.
+_PARENTS_A_LINE = 1000
 _FINISHED, _CLOSED = "it is finished", "it is closed"
 # Any of these says that the directory already holds a unit, whole or not.
 _UNIT_NAMES = ("dump.json", "debug.json", "stack.json", "construct.json", DATA_DIRECTORY, *CONTAINERS.values())
@@ -204,6 +206,15 @@ class DumpWriter:
         with self._mutex, self._guard("parent"):
             self._note(encode_record({"kind": "parent", "child": child, "parent": parent}))
             self._parents[child] = parent
+
+    def put_parents(self, parents: Mapping[str, str | None]) -> None:
+        """Record what many entries were called by: one line of the journal for a batch."""
+        _require_texts(*parents, *(parent for parent in parents.values() if parent is not None))
+        items = list(parents.items())
+        with self._mutex, self._guard("parents"):
+            for start in range(0, len(items), _PARENTS_A_LINE):
+                self._note(encode_record({"kind": "parents", "parents": dict(items[start : start + _PARENTS_A_LINE])}))
+            self._parents.update(items)
 
     def put_problem(self, message: str) -> None:
         """Record that something was not captured; ends up in dump_error_info.log. Alone it makes no dump."""

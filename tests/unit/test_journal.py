@@ -126,6 +126,8 @@ def test_every_flipped_byte_in_the_middle_is_named(tmp_path: Path) -> None:
         {"kind": "stack", "entries": [], "ref": True},
         {"kind": "parent", "child": "a"},
         {"kind": "parent", "child": "a", "parent": 1},
+        {"kind": "parents", "parents": ["a"]},
+        {"kind": "parents", "parents": {"a": 1}},
         {"kind": "problem", "message": None},
         {"kind": "close"},
     ],

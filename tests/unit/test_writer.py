@@ -16,6 +16,7 @@ import pytest
 import torch
 import zarr
 
+import msformat
 from msformat.dtypes import dtype_named
 from msformat.errors import DTypeError, FormatError, KeyExistsError, SchemaError, StoreError
 from msformat.finish import store_location
@@ -246,7 +247,8 @@ def test_header_is_checked(tmp_path: Path) -> None:
         DumpWriter(tmp_path, Header("tensor", "L9", "pytorch"))
 
 
-@pytest.mark.parametrize("call", [("put_parent", 1, None), ("put_parent", "a", 2), ("put_stack", ["a"], [1]),
+@pytest.mark.parametrize("call", [("put_parent", 1, None), ("put_parent", "a", 2), ("put_parents", {"a": 2}),
+                                  ("put_stack", ["a"], [1]),
                                   ("put_stack", [None], []), ("put_problem", 5), ("put_entry", 7, None)])  # fmt: skip
 def test_what_the_journal_could_not_read_again_is_refused(tmp_path: Path, call: tuple[Any, ...]) -> None:
     writer = DumpWriter(tmp_path, HEADER)
@@ -559,3 +561,22 @@ def test_no_such_durability() -> None:
 def test_a_spelling_is_no_dtype(tmp_path: Path) -> None:
     with DumpWriter(tmp_path / "rank", HEADER) as writer, pytest.raises(DTypeError, match="parse_dtype"):
         writer.put_tensor("x.npy", np.zeros(3, np.float32), "float32")  # type: ignore[arg-type]
+
+
+def test_many_parents_at_once_are_as_many_alone(tmp_path: Path) -> None:
+    parents = {f"Module.m{at}.M.forward.0": f"Module.m{at - 1}.M.forward.0" if at else None for at in range(2500)}
+    documents = []
+    for name in ("one", "many"):
+        writer = DumpWriter(tmp_path / name, HEADER)
+        writer.put_entry("Module.m0.M.forward.0", {"output": []})
+        if name == "many":
+            writer.put_parents(parents)
+        else:
+            for child, parent in parents.items():
+                writer.put_parent(child, parent)
+        writer.commit()
+        with msformat.open(tmp_path / name)[0] as unfinished:
+            assert unfinished.parent("Module.m2499.M.forward.0") == "Module.m2498.M.forward.0"
+        writer.finish()
+        documents.append((tmp_path / name / "construct.json").read_bytes())
+    assert documents[0] == documents[1]
