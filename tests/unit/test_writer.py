@@ -575,7 +575,7 @@ def test_many_parents_at_once_are_as_many_alone(tmp_path: Path) -> None:
             for child, parent in parents.items():
                 writer.put_parent(child, parent)
         writer.commit()
-        with msformat.open(tmp_path / name)[0] as unfinished:
+        with next(iter(msformat.open(tmp_path / name))) as unfinished:
             assert unfinished.parent("Module.m2499.M.forward.0") == "Module.m2498.M.forward.0"
         writer.finish()
         documents.append((tmp_path / name / "construct.json").read_bytes())
