@@ -9,7 +9,9 @@ import inspect
 import json
 import operator
 import pickle
+import sys
 import threading
+import types
 import weakref
 from pathlib import Path
 from typing import Any, ClassVar
@@ -515,6 +517,48 @@ def test_in_place_results_are_looked_at_again() -> None:
         torch.add(x, 1, out=out)
     assert [tensor is x for tensor in framework.forgotten] == [True, True, True, False]
     assert framework.forgotten[-1] is out
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_odd_tensors_pass_through() -> None:
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            return gradients[0] * 2
+
+    x, observer = torch.ones(2, requires_grad=True), RecordingObserver()
+    with installed(observer):
+        F.dropout(Double.apply(x), 0.0).sum().backward()
+        torch.matmul(torch.eye(4).to_sparse(), torch.ones(4, 4))
+        F.relu(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], requires_grad=True)) + 1
+        torch.ones(2, device="meta").mul(2).add_(1)
+        torch.ones(8).to(torch.float8_e4m3fn)
+        torch.mul(torch.ones(2, dtype=torch.complex64).conj(), 2)
+        view = (torch.ones(4, 4, requires_grad=True) * 1).view(16)
+        view[0] = 3
+        view.sum().backward()
+    assert observer.problems == []
+    assert observer.keys.count("Functional.dropout.0.backward") == 1
+    assert x.grad is not None
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_functions_of_torch_npu_are_found_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which there are depends on the installed torch_npu; a stand-in for it shows the rule."""
+    npu = types.ModuleType("torch_npu")
+    vars(npu).update(npu_rms_norm=lambda x: x + 1, npu_format=2, other=lambda x: x)
+    before = dict(vars(npu))
+    monkeypatch.setitem(sys.modules, "torch_npu", npu)
+    observer = RecordingObserver()
+    with installed(observer):
+        assert npu.npu_rms_norm(torch.ones(1)).item() == 2
+        npu.other(torch.ones(1))
+    assert [key for key in observer.keys if "Tensor.item" not in key] == ["NPU.npu_rms_norm.0.forward"]
+    assert dict(vars(npu)) == before
 
 
 # --- custom APIs ----------------------------------------------------------------------------------------------------
