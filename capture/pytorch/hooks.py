@@ -21,6 +21,7 @@ class _SharedGradients:
     def __init__(self, framework: TorchFramework, groups: GradientGroups) -> None:
         self.forget = framework.forget
         self.on_gradient = groups.watch
+        self.advance = groups.advance
 
 
 class TorchHooks:
@@ -77,10 +78,11 @@ class TorchHooks:
 
     def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
         """Record one module alone, APIs not at all, until ``end_module_dump``."""
-        if self._are_set:
+        if not self._are_set:
+            return
+        self._modules.remove_one()
+        if self._modules.install_one(module, name):
             self._apis.remove()
-            self._modules.remove_one()
-            self._modules.install_one(module, name)
 
     def end_module_dump(self) -> None:
         """Record as before again."""
