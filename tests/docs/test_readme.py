@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import msformat
+
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 
@@ -24,8 +26,16 @@ def workplace(golden: Callable[[str], Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
+# What an example of a training takes for granted.
+TRAINING = """
+import torch
+model, data = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), [torch.ones(2, 4)] * 2
+"""
+
+
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return [text for kind, text in fenced if kind == language]
 
 
 def test_commands_and_code_run(workplace: Path) -> None:
@@ -37,6 +47,9 @@ def test_commands_and_code_run(workplace: Path) -> None:
         done = subprocess.run(command, cwd=workplace, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     for code in blocks("python"):
-        subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=workplace, check=True, capture_output=True)
+        whole = (TRAINING if "model=model" in code else "") + code
+        subprocess.run([sys.executable, "-W", "error", "-c", whole], cwd=workplace, check=True, capture_output=True)
+    with msformat.open(workplace / "captured")[1, None] as unit:
+        assert "Module.0.Linear.forward.0" in unit
     original = (workplace / "dump/step0/rank/dump.json").read_bytes()
     assert (workplace / "back/step0/rank/dump.json").read_bytes() == original
