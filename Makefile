@@ -34,7 +34,7 @@ $(PEER26_VENV)/.ready: pyproject.toml tests/peer/requirements-26.txt
 	touch $@
 
 demo: env
-	$(BIN)/python tools/demo.py
+	$(BIN)/python -m tools.demo
 
 test: env lint
 	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer' tests

@@ -63,6 +63,7 @@ class Found:
 
     waits: list[float] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
+    cpus: list[float] = field(default_factory=list)
     bytes: int = 0
     files: int = 0
     peak: int = 0
@@ -100,8 +101,10 @@ def run(setup: Setup, pythons: dict[str, str], steps: int, found: Found) -> None
         result = worker(setup.tool, pythons, config, steps)
         found.waits += result["steps"]
         found.drains.append(result["drain"] / steps)
+        found.cpus.append(result["cpu"])
         found.peak = max(found.peak, result["peak"])
         if (root / "dump").exists():
+            os.sync()  # a file system counts blocks when it has written them
             used = disk_usage(root / "dump")
             # The dump also holds the step that warmed up.
             found.bytes, found.files = used.bytes // (steps + 1), used.files // (steps + 1)
@@ -175,13 +178,14 @@ def print_sizes(found: dict[Setup, Found]) -> None:
             " ".join(filter(None, (each.tool, each.level, each.mode, each.store, each.coverage))),
             f"{one.wait:.3f}",
             f"{one.total - one.wait:.3f}",
+            f"{statistics.median(one.cpus):.2f}",
             bytes_text(one.bytes),
             one.files,
             bytes_text(one.peak),
         )
         for each, one in found.items()
     ]
-    columns = ("", "step s", "written after s", "bytes a step", "files a step", "peak memory")
+    columns = ("", "step s", "written after s", "CPU s a step", "bytes a step", "files a step", "peak memory")
     print_table(columns, rows, title="Every setup", right=columns[1:])
 
 

@@ -43,19 +43,20 @@ def make_debugger(tool: str, config: str) -> Any:
 
 
 def measure(tool: str, config: str, steps: int) -> dict[str, Any]:
-    """Seconds of each step as the training loop sees it, and of what is still to be written after the last."""
+    """Seconds of each step as the training loop sees it, of what is still to be written after the last, and of CPUs."""
     debugger = make_debugger(tool, config)
     training = Training(debugger)
     training.step()
     settle(debugger)
-    times, losses = [], []
+    times, losses, cpu = [], [], time.process_time()
     for _ in range(steps):
         began = time.perf_counter()
         losses.append(training.step())
         times.append(time.perf_counter() - began)
     began = time.perf_counter()
     settle(debugger)
-    return {"steps": times, "drain": time.perf_counter() - began, "losses": losses}
+    drain, cpu = time.perf_counter() - began, time.process_time() - cpu
+    return {"steps": times, "drain": drain, "cpu": cpu / steps, "losses": losses}
 
 
 def settle(debugger: Any) -> None:

@@ -1,11 +1,13 @@
-"""``make demo``: a real dump to HDF5, to Zarr, back to canonical files, verified equal; ends in a table.
+"""``make demo``: two training steps captured, then converted, read and verified; ends in a table.
 
-The dump is one that msprobe 8.1.0 wrote while training a small network (tests/golden/data).
+The training is that of the GPT in tools/gpt.py, recorded by ``capture.pytorch`` at level mix with every tensor. The
+same way is then gone with a dump that msprobe 8.1.0 wrote while training a small network (tests/golden/data).
 """
 
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import shutil
 import sys
@@ -13,6 +15,7 @@ import time
 import zipfile
 from pathlib import Path
 
+import msformat
 from msformat.cli.output import bytes_text
 from msformat.cli.tables import print_table
 from msformat.convert import ConvertOptions, convert
@@ -21,49 +24,92 @@ from msformat.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "data" / "torch_8.1.0_mix_tensor.zip"
+Row = tuple[object, ...]
 
 
 def main() -> int:
-    """Run the demonstration in ``demo-out``; 0 when the result equals the original in every file."""
+    """Run the demonstration in ``demo-out``; 0 when both dumps come back equal in every file."""
     out = ROOT / "demo-out"
     if out.exists():
         shutil.rmtree(out)
     out.mkdir()
+    captured = capture_training(out)
     with zipfile.ZipFile(GOLDEN) as archive:
         archive.extractall(out)
-    original = out / GOLDEN.stem
-    print(f"A dump of msprobe 8.1.0, two training steps at level mix with tensors: {original.relative_to(ROOT)}\n")
-    ways = [
-        ("HDF5, one file", original, out / "dump.h5", "hdf5"),
-        ("Zarr, one group", out / "dump.h5", out / "dump.zarr", "zarr"),
-        ("canonical files again", out / "dump.zarr", out / "back", "files"),
-    ]
-    first = disk_usage(original)
-    rows: list[tuple[object, ...]] = [("as msprobe wrote it", bytes_text(first.bytes), first.files, "", "1.00", "")]
-    failed = False
-    for label, source, target, store in ways:
-        began = time.perf_counter()
-        report = convert(source, target, ConvertOptions(to=store))
-        seconds = time.perf_counter() - began
-        checked = verify(target)
-        failed = failed or report.exit_code != 0 or checked.exit_code != 0
-        used = disk_usage(target)
-        verified = "yes" if checked.exit_code == 0 and report.exit_code == 0 else "NO"
-        ratio = f"{first.bytes / used.bytes:.2f}"
-        rows.append((label, bytes_text(used.bytes), used.files, f"{seconds:.2f}", ratio, verified))
+    rows: list[Row] = []
+    problems: list[str] = []
+    for label, dump in (("captured", captured), ("msprobe's", out / GOLDEN.stem)):
+        found, problem = there_and_back(label, dump)
+        rows += found
+        problems += problem
+    read(captured.with_suffix(".h5"))
     numbers = ("bytes", "files", "seconds", "times smaller")
-    print_table(("store", *numbers, "verified"), rows, right=numbers)
-    different = compare_trees(original, out / "back")
-    for text in different:
-        print(f"  differs: {text}")
-    if failed or different:
+    print_table(("dump", "store", *numbers, "verified"), rows, right=numbers)
+    for text in problems:
+        print(f"  {text}")
+    if problems:
         print("NOT equal to the original")
         return 1
     print("Every document is the same byte for byte, every tensor the same bit for bit.")
     # ``make demo`` puts the command into an environment of its own, which is on nobody's PATH.
     command = Path(os.path.relpath(sys.prefix, ROOT)) / "bin" / "msformat"
-    print(f"Look into it:  {command} info {(out / 'dump.h5').relative_to(ROOT)}")
+    print(f"Look into it:  {command} info {captured.with_suffix('.h5').relative_to(ROOT)}")
     return 0
+
+
+def capture_training(out: Path) -> Path:
+    """Train two steps, recorded into ``out/captured``."""
+    from capture.pytorch import PrecisionDebugger
+    from tools.gpt import Training
+
+    dump = out / "captured"
+    config = out / "config.json"
+    config.write_text(json.dumps({"task": "tensor", "level": "mix", "dump_path": str(dump)}, indent=1))
+    debugger = PrecisionDebugger(config_path=str(config))
+    training = Training(debugger)
+    print(f"Training a GPT for two steps, every API and module recorded with its tensors: {dump.relative_to(ROOT)}")
+    for step in range(2):
+        began = time.perf_counter()
+        loss = training.step()
+        print(f"  step {step}: loss {loss:.4f}, {time.perf_counter() - began:.2f} s")
+    began = time.perf_counter()
+    debugger.close()
+    print(f"  the rest was written {time.perf_counter() - began:.2f} s later\n")
+    return dump
+
+
+def there_and_back(label: str, original: Path) -> tuple[list[Row], list[str]]:
+    """A dump to HDF5, to Zarr and to canonical files again: rows of the table, and what is not equal."""
+    first, back = disk_usage(original), original.with_name(f"{original.name}-back")
+    stored, zarr = original.with_suffix(".h5"), original.with_suffix(".zarr")
+    ways = [
+        ("HDF5, one file", original, stored, "hdf5"),
+        ("Zarr, one group", stored, zarr, "zarr"),
+        ("canonical files again", zarr, back, "files"),
+    ]
+    rows: list[Row] = [(label, "as it was written", bytes_text(first.bytes), first.files, "", "1.00", "")]
+    problems = []
+    for store, source, target, name in ways:
+        began = time.perf_counter()
+        report = convert(source, target, ConvertOptions(to=name))
+        seconds = time.perf_counter() - began
+        verified = verify(target).exit_code == 0 and report.exit_code == 0
+        if not verified:
+            problems.append(f"{label}, {store}: not verified")
+        used = disk_usage(target)
+        ratio, answer = f"{first.bytes / used.bytes:.2f}", "yes" if verified else "NO"
+        rows.append(("", store, bytes_text(used.bytes), used.files, f"{seconds:.2f}", ratio, answer))
+    return rows, problems + [f"{label} differs: {text}" for text in compare_trees(original, back)]
+
+
+def read(path: Path) -> None:
+    """A few values, as a tool would read them."""
+    with msformat.open(path) as dump:
+        unit = dump[1, None]
+        entry = unit["Module.blocks.0.attention.Attention.forward.0"]
+        x = entry.outputs[0]
+        print(f"{path.relative_to(ROOT)}: {len(dump)} units, {len(unit)} entries in the second step")
+        print(f"{entry.key}, output of shape {x.shape}: mean {x.stats.mean:.6f}; its first values {x[0, 0, :3]}\n")
 
 
 def compare_trees(original: Path, exported: Path) -> list[str]:
@@ -75,9 +121,9 @@ def compare_trees(original: Path, exported: Path) -> list[str]:
     different = [f"{name} (only on one side)" for name in sorted(names ^ others, key=str)]
     for name in sorted(names & others, key=str):
         if name.suffix == ".pt":
-            one, two = (torch.load(root / name, weights_only=True).contiguous() for root in (original, exported))
+            one, two = (torch.load(root / name, weights_only=True).detach() for root in (original, exported))
             same = one.dtype == two.dtype and one.shape == two.shape
-            same = same and bytes(one.untyped_storage()) == bytes(two.untyped_storage())
+            same = same and torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (one, two)))
         else:
             same = filecmp.cmp(original / name, exported / name, shallow=False)
         if not same:
