@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import msformat
 from capture.pytorch.device import defer, resolve
 from tests.capture.pytorch.describing import CHECKSUMS, describe, statistics
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (300, 1000), (1 << 17,), ((1 << 17) + 1,)]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+HALVES = ("torch.bfloat16", "torch.float16")
 INTEGERS = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
 ]  # fmt: skip
@@ -232,3 +236,25 @@ def test_deferred_statistics_are_of_the_moment() -> None:
     tensor.mul_(2)
     assert late is not None
     assert resolve([late])[0] == (3.0, 3.0, 3.0, 3.0)
+
+
+# --- msprobe judges --------------------------------------------------------------------------------------------------
+
+
+def test_they_are_those_of_msprobe_8_1_0(golden: Callable[[str], Path]) -> None:
+    """On every tensor it stored, but for bfloat16 and float16, which it reduces in their own few digits."""
+    compared = 0
+    for unit in msformat.open(golden("torch_8.1.0_mix_tensor")):
+        for stored in unit.tensors():
+            if not stored.has_data or stored.meta.stats is None or stored.meta.dtype in HALVES:
+                continue
+            theirs = stored.meta.stats
+            tensor = torch.from_numpy(np.array(stored.numpy()))
+            scale = 0.0 if tensor.dtype == torch.bool else float(tensor.abs().double().mean())
+            for mine, value in zip(statistics(tensor), (theirs.max, theirs.min, theirs.mean, theirs.norm), strict=True):
+                assert type(mine) is type(value), stored
+                exact = value is None or isinstance(value, bool)
+                near = value if exact else pytest.approx(value, rel=1e-6, abs=1e-6 * scale, nan_ok=True)
+                assert mine == near, stored
+            compared += 1
+    assert compared > 300
