@@ -64,6 +64,7 @@ class DebuggerBase:
         A key is unknown, contradictory or of the wrong type; the message names it and suggests another.
     """
 
+    framework_name: ClassVar[str] = ""
     _latest: ClassVar[dict[type, DebuggerBase]] = {}
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
@@ -84,10 +85,10 @@ class DebuggerBase:
     ) -> None:
         if getattr(self, "_session", None) is not None:
             return
-        self.framework = self._make_framework()
         self.config = load_config(
-            config_path, task=task, dump_path=dump_path, level=level, step=step, framework=self.framework.name
+            config_path, task=task, dump_path=dump_path, level=level, step=step, framework=self.framework_name
         )
+        self.framework = self._make_framework()
         self.model = model
         self._config_path = config_path
         self._session = Session(self.config, self.framework)

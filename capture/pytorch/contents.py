@@ -80,10 +80,10 @@ class ElementType:
     # Contents are small once stored; without a bound a program that never ends a step would collect them.
     _MAX_CONTENTS = 1 << 16
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, precision: str = "high") -> None:
         self.name = str(dtype)
         self.stored = parse_dtype(self.name)
-        self.reduce: Reduce = reducer(dtype)
+        self.reduce: Reduce = reducer(dtype, precision)
         self.contents: dict[bytes, Content] = {}
 
     def content(self, memory: Any) -> Content:

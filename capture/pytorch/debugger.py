@@ -23,11 +23,12 @@ class PrecisionDebugger(DebuggerBase):
     See :class:`capture.debugger.DebuggerBase` for the arguments and methods, docs/config.md for config.json.
     """
 
+    framework_name = "pytorch"
     framework: TorchFramework
     _hooks: TorchHooks | None
 
     def _make_framework(self) -> TorchFramework:
-        return TorchFramework()
+        return TorchFramework(precision=self.config.precision)
 
     def _make_hooks(self) -> TorchHooks:
         return TorchHooks(self._session.observer, self.framework, level=self.config.level)
@@ -61,7 +62,6 @@ class PrecisionDebugger(DebuggerBase):
             self._hooks.add_custom(module, api_name, prefix)
         else:
             self._hooks.remove_custom(module, api_name)
-
 
     def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
         """See :func:`module_dump`."""

@@ -21,6 +21,7 @@ __all__ = [
     "element_size",
     "is_contiguous",
     "item",
+    "mean",
     "narrow",
     "numel",
     "permute",
@@ -39,6 +40,7 @@ _FUNCTIONS = _C._VariableFunctions
 aminmax = _FUNCTIONS.aminmax
 dot = _FUNCTIONS.dot
 complex_abs = _FUNCTIONS.abs
+mean = _FUNCTIONS.mean
 vector_norm = _C._linalg.linalg_vector_norm
 summed = _METHODS.sum
 item = _METHODS.item

@@ -17,7 +17,20 @@ import numpy as np
 import torch
 
 from capture.pytorch.hostcopy import live_array
-from capture.pytorch.raw import aminmax, complex_abs, copy_to, data_ptr, dot, element_size, item, numel, summed, view
+from capture.pytorch.raw import (
+    aminmax,
+    complex_abs,
+    copy_to,
+    data_ptr,
+    dot,
+    element_size,
+    item,
+    mean,
+    numel,
+    summed,
+    vector_norm,
+    view,
+)
 from msformat import parse_dtype
 
 __all__ = ["NO_STATISTICS", "Reduce", "Statistics", "float_if_exact", "of_one", "reducer"]
@@ -45,8 +58,13 @@ def _vecdot(left: Any, right: Any) -> Any:
 _VECDOT: Callable[[Any, Any], Any] = getattr(np, "vecdot", _vecdot)  # numpy 2
 
 
-def reducer(dtype: torch.dtype) -> Reduce:
-    """What computes the statistics of a contiguous, non-empty CPU tensor of a type."""
+def reducer(dtype: torch.dtype, precision: str = "high") -> Reduce:
+    """What computes the statistics of a contiguous, non-empty CPU tensor of a type.
+
+    ``precision`` is ``high``, or ``low``: 16-bit types are reduced in their own type, as msprobe does.
+    """
+    if precision == "low" and dtype in (torch.float16, torch.bfloat16):
+        return _of_half_in_its_type
     return _REDUCERS.get(dtype) or (_of_bytes(dtype) if dtype.itemsize == 1 else _none)
 
 
@@ -82,8 +100,8 @@ def _of_float32(tensor: torch.Tensor) -> Statistics:
         largest, smallest = item(high), item(low)
     magnitude = max(largest, -smallest)
     if _SMALL32 < magnitude < _LARGE32:
-        mean, squares = _short_sums(values) if count <= _DOT else _long_sums(tensor, values)
-        return largest, smallest, mean, math.sqrt(squares)
+        average, squares = _short_sums(values) if count <= _DOT else _long_sums(tensor, values)
+        return largest, smallest, average, math.sqrt(squares)
     if not math.isfinite(largest - smallest):
         return largest, smallest, item(summed(tensor)) / count, math.inf if largest == largest else math.nan  # noqa: PLR0124
     return _of_float64(copy_to(tensor, torch.float64)) if magnitude else (largest, smallest, 0.0, 0.0)
@@ -113,12 +131,18 @@ def _of_float64(tensor: torch.Tensor) -> Statistics:
         return largest, smallest, item(summed(flat)) / numel(flat), math.sqrt(item(dot(flat, flat)))
     scale = 2.0 ** min(max(math.frexp(magnitude)[1], -1022), 1023)  # a power of two changes no digit
     scaled = flat / scale
-    mean, norm = item(summed(scaled)) / numel(flat), math.sqrt(item(dot(scaled, scaled)))
-    return largest, smallest, mean * scale, norm * scale
+    average, norm = item(summed(scaled)) / numel(flat), math.sqrt(item(dot(scaled, scaled)))
+    return largest, smallest, average * scale, norm * scale
 
 
 def _of_half(tensor: torch.Tensor) -> Statistics:
     return _of_float32(copy_to(tensor, torch.float32))
+
+
+def _of_half_in_its_type(tensor: torch.Tensor) -> Statistics:
+    flat = view(tensor, -1)
+    low, high = aminmax(flat)
+    return item(high), item(low), item(mean(flat)), item(vector_norm(flat))
 
 
 def _of_integers(tensor: torch.Tensor) -> Statistics:
@@ -134,8 +158,8 @@ def _of_wide_unsigned(tensor: torch.Tensor) -> Statistics:
 
 def _integer_statistics(low: int, high: int, tensor: torch.Tensor) -> Statistics:
     wide = copy_to(view(tensor, -1), torch.float64)
-    mean, norm = item(summed(wide)) / numel(wide), math.sqrt(item(dot(wide, wide)))
-    return float_if_exact(high), float_if_exact(low), mean, norm
+    average, norm = item(summed(wide)) / numel(wide), math.sqrt(item(dot(wide, wide)))
+    return float_if_exact(high), float_if_exact(low), average, norm
 
 
 def _of_bools(tensor: torch.Tensor) -> Statistics:
@@ -145,8 +169,8 @@ def _of_bools(tensor: torch.Tensor) -> Statistics:
 
 def _of_complex(tensor: torch.Tensor) -> Statistics:
     # In float64: the modulus of finite complex64 values may be beyond float32.
-    largest, smallest, mean, _ = _of_float64(complex_abs(copy_to(tensor, torch.complex128)))
-    return largest, smallest, mean, None
+    largest, smallest, average, _ = _of_float64(complex_abs(copy_to(tensor, torch.complex128)))
+    return largest, smallest, average, None
 
 
 def _of_bytes(dtype: torch.dtype) -> Reduce:

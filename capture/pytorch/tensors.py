@@ -37,6 +37,8 @@ class TorchFramework:
 
     Parameters
     ----------
+    precision
+        ``high``: statistics accurate to float32; ``low``: 16-bit types are reduced in their own type.
     pinned
         Copy bits from a device while the program goes on (:class:`capture.pytorch.hostcopy.PinnedCopy`); they are there
         once ``resolve`` has returned. False: copy and wait.
@@ -50,7 +52,8 @@ class TorchFramework:
     name = "pytorch"
     suffix = ".pt"
 
-    def __init__(self, *, pinned: bool = False) -> None:
+    def __init__(self, *, precision: str = "high", pinned: bool = False) -> None:
+        self._precision = precision
         self._pinned = pinned
         self._types: dict[torch.dtype, ElementType] = {}
         self._plain_keys = plain_keys()
@@ -117,7 +120,7 @@ class TorchFramework:
         """What is known of an element type."""
         found = self._types.get(dtype)
         if found is None:
-            found = self._types[dtype] = ElementType(dtype)
+            found = self._types[dtype] = ElementType(dtype, self._precision)
         return found
 
     # --- other tensors -----------------------------------------------------------------------------------------------

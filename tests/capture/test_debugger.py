@@ -22,6 +22,7 @@ from tests.capture.test_session import NoHooks
 class FakeDebugger(DebuggerBase):
     """A debugger whose program calls the observer itself; ``tokens`` are counted by hand."""
 
+    framework_name = "pytorch"
     on_token: Callable[[int], None] | None = None
 
     def _make_framework(self) -> FakeFramework:

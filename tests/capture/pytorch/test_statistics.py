@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import msformat
+from capture.framework import Wanted
 from capture.pytorch.device import defer, resolve
+from capture.pytorch.tensors import TorchFramework
 from tests.capture.pytorch.describing import CHECKSUMS, describe, statistics
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (300, 1000), (1 << 17,), ((1 << 17) + 1,)]
@@ -258,3 +260,11 @@ def test_they_are_those_of_msprobe_8_1_0(golden: Callable[[str], Path]) -> None:
                 assert mine == near, stored
             compared += 1
     assert compared > 300
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_low_precision_reduces_in_the_own_type(dtype: torch.dtype) -> None:
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    node = TorchFramework(precision="low").describe(values, Wanted(statistics=True, data=False, md5=False)).node
+    expected = (values.max(), values.min(), values.mean(), values.norm())
+    assert [node[key] for key in ("Max", "Min", "Mean", "Norm")] == [value.item() for value in expected]
