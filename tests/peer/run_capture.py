@@ -101,11 +101,10 @@ def as_list(models: Any) -> list[torch.nn.Module]:
 
 @torch.no_grad()
 def update(parameters: list[torch.nn.Parameter]) -> None:
-    """Plain SGD."""
+    """Other parameters for the next step. Not by their gradients, whose last bits msprobe changes."""
     for parameter in parameters:
-        if parameter.grad is not None:
-            parameter -= 0.1 * parameter.grad
-            parameter.grad = None
+        parameter *= 0.9
+        parameter.grad = None
 
 
 if __name__ == "__main__":

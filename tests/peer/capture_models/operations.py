@@ -70,7 +70,7 @@ class InPlace(nn.Module):
         y[:, 1:3] = x[:, 1:3]
         y[0].copy_(x[0])
         y.masked_fill_(y > 3, 3.0)
-        torch.add(y.detach(), 1, out=torch.empty(3, 4))
+        torch.add(y.detach(), 1, out=torch.zeros(3, 4))
         F.relu_(y.detach().clone())
         return self.fc2(F.relu(y, inplace=True))
 
@@ -205,7 +205,8 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         left = self.left(x)
         right = self.right["ab"](left + left)
-        return self.loss(self.bilinear(left, right), torch.ones(3, 2))
+        both = self.bilinear(left, right.view_as(left))
+        return self.loss(both, torch.ones_like(both))
 
 
 def build_branches() -> Built:
