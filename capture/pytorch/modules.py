@@ -198,6 +198,11 @@ class ModuleHooks:
         if running.inputs is not None:
             self._backwards.end(running.inputs, output, _ModuleListener(observer, call))
 
+    def note_export(self, path: str) -> None:
+        """Say that a call went by unrecorded because a graph is being made of it."""
+        if self._observer.running:
+            self._observer.problem("compiled", path, "not recorded while torch.export or torch.compile makes a graph")
+
     def failed(self, where: str, error: BaseException) -> None:
         """Report; the training goes on."""
         self._observer.problem(f"module hook {type(error).__name__}", where, str(error))
@@ -229,7 +234,10 @@ class _Hook:
         self.hooks, self.path, self.prefix = hooks, path, prefix
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Dynamo takes the first test for a constant, and sees nothing of the rest.
         if torch.compiler.is_compiling():
+            if not torch.compiler.is_dynamo_compiling():
+                self.hooks.note_export(self.path)
             return
         try:
             self.hooks.enter(self, args, kwargs)
