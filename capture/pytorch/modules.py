@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from capture.framework import Framework
 from capture.observer import ModuleCall, Observer
@@ -160,7 +161,7 @@ class ModuleHooks:
             return handles
         self._hooked.add(id(module))
         self._parameters.install(prefix, module)
-        if type(module).forward is not nn.Module.forward:  # containers are not called by design
+        if not _is_never_called(module):
             self._silent[path] = None
         return handles
 
@@ -292,6 +293,11 @@ class _ModuleListener:
 def _inert() -> tuple[Any, ...]:
     """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
     return getattr, (nullcontext(), "__exit__")
+
+
+def _is_never_called(module: nn.Module) -> bool:
+    """Containers, and the last layer of ``nn.MultiheadAttention``, of which only the weight is used."""
+    return type(module).forward is nn.Module.forward or type(module) is NonDynamicallyQuantizableLinear
 
 
 def _is_ours(hook: object) -> bool:

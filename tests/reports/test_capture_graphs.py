@@ -49,6 +49,25 @@ def test_r050_sharded_gradients(tmp_path: Path) -> None:
                 assert node_of(found)["dtensor"]["global_shape"] == list(parameter.shape)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_r050_gradients_under_the_older_wrapper(tmp_path: Path, use_orig_params: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
+    unit = captured(tmp_path / "d", lambda: train(model), model)
+    found = {
+        f"{key.removesuffix('.parameters_grad').rpartition('.')[0]}.{name}": gradient
+        for key in unit
+        if key.endswith(".parameters_grad")
+        for name, gradient in unit[key].parameters.items()
+    }
+    wanted = {f"Module.{name}": parameter.grad for name, parameter in model.named_parameters()}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name].to_torch(), gradient) for name, gradient in wanted.items())
+
+
 def test_r050_no_gradient_at_all_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = two_layers()
 

@@ -257,9 +257,12 @@ def test_r148_a_step_that_raises_says_so(tmp_path: Path) -> None:
             raise ZeroDivisionError("by design")
 
     model = nn.Sequential(nn.Linear(3, 3), Failing())
+    add = torch.add
     with debugging(tmp_path / "d", level="mix") as debugger:
         with pytest.raises(ZeroDivisionError), debugger.capture(model):
             model(BATCH)
+        assert not model[0]._forward_hooks
+        assert torch.add is add
         with debugger.capture(model):
             model[0](BATCH)
     broken, whole = msformat.open(tmp_path / "d")

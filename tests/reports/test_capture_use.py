@@ -124,6 +124,12 @@ def test_r025_modules_called_through_forward_are_named(tmp_path: Path, caplog: p
     assert not (tmp_path / "d/step0").exists()
 
 
+def test_r025_what_is_never_called_by_design_is_not_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    captured(tmp_path / "d", lambda: layer(torch.ones(2, 3, 4)), nn.Sequential(layer, nn.ModuleList()))
+    assert caplog.text == ""
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of Dynamo's own
 def test_r026_a_compiled_graph_is_partial_capture(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = two_layers()
