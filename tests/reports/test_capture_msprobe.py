@@ -275,7 +275,8 @@ def test_r010_wrappers_without_values(tmp_path: Path) -> None:
     assert all(reasons), reasons
     assert {"meta tensor: it has no values", "fake tensor: it has no values"} <= reasons
     assert any("torch.func" in str(reason) for reason in reasons)
-    assert {(2, 4), (5, 2), (4, 2)} <= {tensor.shape for tensor in linear.values()} | {(2, 4)}
+    inside_vmap, in_grad, fake, on_meta = {(4,), (2,)}, {(2, 4), (2, 2)}, {(5, 2)}, {(4, 4), (4, 2)}
+    assert {tensor.shape for tensor in linear.values()} == inside_vmap | in_grad | fake | on_meta
     assert {tensor.dtype_name for tensor in linear.values()} == {"torch.float32"}
 
 
@@ -449,5 +450,4 @@ def test_r018_deep_and_endless_values_are_cut(tmp_path: Path, caplog: pytest.Log
     assert "contains itself" in str(unit["endless.0.debug"].json()[1])
     assert "contains itself" in caplog.text
     assert unit["after.0.debug"].value.numpy().tolist() == [1, 1]
-    assert len(unit["deep.0.debug"].tensors) == 1 or "deep" in str(unit["deep.0.debug"].json())
-    assert "deep" in str(unit["bottomless.0.debug"].json())
+    assert all("more than 50 deep" in str(unit[f"{name}.0.debug"].json()) for name in ("deep", "bottomless"))
