@@ -152,7 +152,7 @@ class Observer:
         """Record a parameter's gradient as accumulated so far; the last one of the step comes first in the dump."""
         if self.running and self._keeps_parameter_gradients:
             key = f"{prefix}.parameters_grad"
-            self._guarded(self._parameter_gradient, key, parameter, gradient)
+            self._guarded(self._parameter_gradient, key, prefix, parameter, gradient)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -243,11 +243,12 @@ class Observer:
 
     def _put_backward(
         self, name: str, records: StepRecords, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
-    ) -> None:
+    ) -> bool:
+        """Whether anything was recorded."""
         if not self._scope.check(name) or not self._keeps_data:
-            return
+            return False
         if not (self._backward_inputs or self._backward_outputs):
-            return
+            return False
         entry = EntryRecord(name)
         wanted = self._wanted(name)
         if self._backward_inputs:
@@ -255,6 +256,7 @@ class Observer:
         if self._backward_outputs:
             entry.value["output"] = self._recorder.values(grad_inputs, f"{name}.output", entry, wanted)
         records.add(entry)
+        return True
 
     def _begin_module(self, prefix: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModuleCall:
         records, local = self._records(), self.local
@@ -262,14 +264,13 @@ class Observer:
         call = ModuleCall(prefix, records.counters.next(prefix), parent, records)
         if self._keeps_module_tree:
             records.parent(call.forward, parent)
+            records.enclose(call.backward, call.parent_backward)
         local.stack.append(call.forward)
         self._scope.begin_module(call.forward)
         if self._keeps_data and self._scope.check(call.forward):
             call.entry = EntryRecord(call.forward)
             if self._forward_inputs:
                 self._put_inputs(call.entry, args, kwargs, self._wanted(call.forward))
-        elif self._scope.check(call.forward):
-            self._note_stack(records, call.forward)
         return call
 
     def _end_module(self, name: str, call: ModuleCall, output: Any, parameters: Mapping[str, Any]) -> None:
@@ -277,6 +278,8 @@ class Observer:
         try:
             if entry is not None:
                 self._put_module(entry, call, output, parameters)
+            elif not self._keeps_data and self._scope.check(name):
+                self._note_stack(call.records, name)
         finally:
             self.local.leave(name)
             self._scope.end_module(name)
@@ -293,7 +296,8 @@ class Observer:
             records.add(entry)
         trained = [key for key, parameter in parameters.items() if getattr(parameter, "requires_grad", False)]
         if trained and self._keeps_parameter_gradients:
-            records.expect_gradients(f"{call.prefix}.parameters_grad", trained)
+            # Where filters leave out gradients, none is announced: msprobe takes such an announcement back.
+            records.expect_gradients(f"{call.prefix}.parameters_grad", trained, announce=not self._scope.is_filtering)
 
     def _open_module_backward(self, name: str, call: ModuleCall) -> None:
         if self._keeps_module_tree:
@@ -305,14 +309,17 @@ class Observer:
         self, name: str, call: ModuleCall, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]
     ) -> None:
         try:
-            self._put_backward(name, call.records, grad_outputs, grad_inputs)
+            if self._put_backward(name, call.records, grad_outputs, grad_inputs):
+                call.records.note_backward(call.prefix)
         finally:
             if name in self.local.stack:
                 self.local.stack.remove(name)  # backward passes of two modules may overlap
             self._scope.end_module(name)
 
-    def _parameter_gradient(self, key: str, parameter: str, gradient: Any) -> None:
+    def _parameter_gradient(self, key: str, prefix: str, parameter: str, gradient: Any) -> None:
         records = self._records()
+        if self._scope.is_filtering and not (records.has_backward(prefix) or self._scope.check(prefix)):
+            return
         entry = records.gradients_of(key)
         if entry is None:
             return  # its module's forward was not recorded

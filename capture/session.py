@@ -180,7 +180,10 @@ class Session:
         return self._records
 
     def wait(self, timeout: float | None = None) -> None:
-        """Come back when everything handed over is written."""
+        """Come back when everything recorded so far is written."""
+        records = self._records
+        if records is not None:
+            records.flush()
         self.queue.drain(timeout)
 
     def close(self) -> None:

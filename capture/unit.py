@@ -49,6 +49,8 @@ class StepRecords:
         self._stacks: dict[Frames, list[str]] = {}
         self._gradients: dict[str, dict[str, list[Any]]] = {}
         self._called: set[str] = set()
+        self._outer: dict[str, str | None] = {}
+        self._backwards: set[str] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -56,9 +58,17 @@ class StepRecords:
         return self.entries == 0 and not (self._is_structure and self._called)
 
     def parent(self, child: str, parent: str | None) -> None:
-        """Record the caller of an entry."""
-        self._parents[child] = parent
-        self._called.add(child)
+        """Record the caller of an entry, and the callers of a caller that nothing was heard of."""
+        while True:
+            self._parents[child] = parent
+            self._called.add(child)
+            if parent is None or parent in self._called or parent not in self._outer:
+                return
+            child, parent = parent, self._outer[parent]
+
+    def enclose(self, backward: str, parent: str | None) -> None:
+        """Note what a module's backward is part of: where its outputs hide their tensors, only its inside is heard."""
+        self._outer[backward] = parent
 
     def stack(self, name: str, frames: Frames) -> None:
         """Record the call stack of an entry."""
@@ -91,11 +101,13 @@ class StepRecords:
 
     # --- gradients of parameters -------------------------------------------------------------------------------------
 
-    def expect_gradients(self, key: str, parameters: Sequence[str]) -> None:
+    def expect_gradients(self, key: str, parameters: Sequence[str], *, announce: bool = True) -> None:
         """Take the place of a module's parameter gradients, null until they come."""
         if key in self._gradients:
             return
         self._gradients[key] = {name: [None] for name in parameters}
+        if not announce:
+            return
         entry = EntryRecord(key)
         entry.value = dict(self._gradients[key])
         self.add(entry)
@@ -103,6 +115,14 @@ class StepRecords:
     def gradients_of(self, key: str) -> EntryRecord | None:
         """A record to put gradients of this module into; None when the module is not recorded."""
         return EntryRecord(key) if key in self._gradients else None
+
+    def note_backward(self, prefix: str) -> None:
+        """A backward of the module with this prefix was recorded."""
+        self._backwards.add(prefix)
+
+    def has_backward(self, prefix: str) -> bool:
+        """Whether one was recorded in this step."""
+        return prefix in self._backwards
 
     def put_gradient(self, entry: EntryRecord, parameter: str, node: Any) -> None:
         """Make this the parameter's gradient; sums that came before it in the step stay behind it, oldest first."""

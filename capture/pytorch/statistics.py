@@ -48,11 +48,11 @@ _LARGE32, _SMALL32 = 1e17, 1e-13
 _LARGE, _SMALL = 1e140, 1e-140
 _EXACT = 1 << 53
 _PIECE = 1 << 22
-_ONES = np.ones(_DOT, dtype=np.float64)
+_ONES, _ONES32 = np.ones(_DOT, dtype=np.float64), np.ones(_DOT, dtype=np.float32)
 
 
 def _vecdot(left: Any, right: Any) -> Any:
-    return np.matmul(left[:, None, :], right[:, :, None])
+    return np.matmul(left[:, None, :], right[..., None])
 
 
 _VECDOT: Callable[[Any, Any], Any] = getattr(np, "vecdot", _vecdot)  # numpy 2
@@ -96,11 +96,11 @@ def _of_float32(tensor: torch.Tensor) -> Statistics:
         # Calls are what costs here, and numpy's are shorter; argmax and argmin find a NaN first.
         largest, smallest = float(values[values.argmax()]), float(values[values.argmin()])
     else:
-        low, high = aminmax(tensor if tensor.dim() == 1 else view(tensor, -1))
-        largest, smallest = item(high), item(low)
+        # numpy keeps to this thread: torch's reductions wait for OpenMP's, which training and writer compete with.
+        largest, smallest = float(values.max()), float(values.min())
     magnitude = max(largest, -smallest)
     if _SMALL32 < magnitude < _LARGE32:
-        average, squares = _short_sums(values) if count <= _DOT else _long_sums(tensor, values)
+        average, squares = _short_sums(values) if count <= _DOT else _long_sums(values)
         return largest, smallest, average, math.sqrt(squares)
     if not math.isfinite(largest - smallest):
         return largest, smallest, item(summed(tensor)) / count, math.inf if largest == largest else math.nan  # noqa: PLR0124
@@ -113,13 +113,14 @@ def _short_sums(values: np.ndarray[Any, Any]) -> tuple[float, float]:
     return float(wide.dot(_ONES[: wide.size])) / wide.size, float(wide.dot(wide))
 
 
-def _long_sums(tensor: torch.Tensor, values: np.ndarray[Any, Any]) -> tuple[float, float]:
-    """Mean, and sum of squares in pieces short enough for float32 sums, which are added up in float64."""
+def _long_sums(values: np.ndarray[Any, Any]) -> tuple[float, float]:
+    """Mean, and sum of squares, in pieces short enough for float32 sums, which are added up in float64."""
     whole = values[: values.size - values.size % _DOT].reshape(-1, _DOT)
     rest = values[whole.size :]
     with np.errstate(all="ignore"):
+        total = float(_VECDOT(whole, _ONES32).sum(dtype=np.float64)) + float(rest.dot(_ONES32[: rest.size]))
         squares = float(_VECDOT(whole, whole).sum(dtype=np.float64)) + float(rest.dot(rest))
-    return item(summed(tensor)) / values.size, squares
+    return total / values.size, squares
 
 
 def _of_float64(tensor: torch.Tensor) -> Statistics:
