@@ -90,6 +90,11 @@ class Observer:
         self._backward_inputs, self._backward_outputs = mode.backward and mode.input, mode.backward and mode.output
         self._keeps_parameter_gradients = mode.backward and self._keeps_data
 
+    @property
+    def listening(self) -> bool:
+        """Whether gradients have a step to belong to: after ``stop``, calls before it still have their backward."""
+        return self.records is not None
+
     # --- APIs --------------------------------------------------------------------------------------------------------
 
     def begin_api(self, prefix: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ApiCall | None:
@@ -172,8 +177,8 @@ class Observer:
             local.busy = False
 
     def _is_current(self, call: ApiCall | ModuleCall) -> bool:
-        """A backward that runs after its step was closed, or while capture is off, belongs nowhere."""
-        return self.running and call.records is self.records
+        """A backward that runs after its step was closed belongs nowhere; one after ``stop`` does."""
+        return call.records is self.records and not call.records.sink.failed
 
     def _wanted(self, name: str) -> Wanted:
         return self._scope.wanted(name)

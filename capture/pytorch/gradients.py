@@ -25,7 +25,9 @@ _MOST_WATCHERS_OF_A_LEAF = 64
 class GradientObserver(Protocol):
     """What hooks on gradients need of :class:`capture.observer.Observer`."""
 
-    running: bool
+    @property
+    def listening(self) -> bool:
+        """Whether gradients are recorded now."""
 
     @property
     def local(self) -> Any:
@@ -103,7 +105,7 @@ class GradientGroups:
 
     def fire(self, watchers: list[tuple[Fire, Any]]) -> None:
         """Call watchers with their gradients."""
-        if not self._observer.running:
+        if not self._observer.listening:
             return
         for fire, gradient in watchers:
             try:

@@ -161,6 +161,16 @@ def test_a_backward_after_its_step_belongs_nowhere(tmp_path: Path) -> None:
     assert [list(unit) for unit in msformat.open(tmp_path)] == [["Functional.relu.0.forward"]]
 
 
+def test_a_backward_between_stop_and_step_belongs_to_the_step(tmp_path: Path) -> None:
+    session = make(tmp_path, level="L1")
+    session.start(NoHooks(), None)
+    call = api(session.observer, "relu", tensor(1))
+    session.stop()
+    session.observer.api_backward(call, [tensor(1)], [tensor(1)])
+    session.step()
+    assert list(opened(tmp_path, session)) == ["Functional.relu.0.forward", "Functional.relu.0.backward"]
+
+
 def test_a_step_without_data_leaves_no_trace_and_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     session = make(tmp_path / "dump")
     for _ in range(3):

@@ -326,6 +326,25 @@ def test_r041_no_gradient_changes_by_a_bit(tmp_path: Path, level: str, mode: lis
     assert same_bits(plain, found)
 
 
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_what_was_stopped_before_its_backward_has_one_until_the_step_ends(tmp_path: Path, level: str) -> None:
+    """As msprobe documents it for ``forward_backward_dump_end``: the code block alone, with its backward."""
+    model = two_layers()
+    with debugging(tmp_path / "d", level=level, task="statistics") as debugger:
+        debugger.start(model)
+        block = model(BATCH)
+        debugger.stop()
+        block.square().sum().backward(retain_graph=True)
+        debugger.step()
+        block.sum().backward()
+    unit = msformat.open(tmp_path / "d")[0]
+    modules = {f"Module.{name}.backward.0" for name in ("0.Linear", "1.ReLU", "2.Linear")}
+    apis = {f"Functional.{name}.backward" for name in ("linear.0", "relu.0", "linear.1")}
+    wanted = {"L0": modules, "L1": apis, "mix": modules | apis}[level]
+    assert {name for name in unit if "backward" in name} == wanted
+    assert not any("square" in name or "sum" in name for name in unit)
+
+
 def names_of(node: Any) -> list[str]:
     """The autograd graph in order, by the names of its nodes."""
     return [] if node is None else [node.name(), *(one for child, _ in node.next_functions for one in names_of(child))]

@@ -36,6 +36,10 @@ class RecordingObserver:
         self._numbers: Counter[str] = Counter()
         self._look = look
 
+    @property
+    def listening(self) -> bool:
+        return self.running
+
     def begin_api(self, prefix: str, name: str, args: Any, kwargs: Any) -> Call:
         base = f"{prefix}.{name}"
         call = Call(base, self._numbers[base])

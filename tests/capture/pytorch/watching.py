@@ -43,6 +43,10 @@ class Watching:
         self._counts: Counter[str] = Counter()
         self._mutex = threading.Lock()
 
+    @property
+    def listening(self) -> bool:
+        return self.running
+
     def problem(self, kind: str, where: str, text: str) -> None:
         self.problems.append((kind, where, text))
 
