@@ -20,6 +20,7 @@ from capture.observer import Observer
 from capture.queue import WriteQueue
 from capture.scope import Scope
 from capture.sink import UnitSink
+from capture.stacks import StackTexts
 from capture.unit import StepRecords
 from msformat import DumpWriter, Header, StoreOptions
 
@@ -88,6 +89,7 @@ class Session:
         self._kinds: set[str] = set()
         self._said: set[tuple[str, str]] = set()
         self._failure: BaseException | None = None
+        self._texts = StackTexts()
         self._is_ready = False
         self._captured_steps: set[int] = set()
         self._seen_steps: list[int] = []
@@ -288,7 +290,9 @@ class Session:
 
         if config.storage.overwrite:
             remove_unit(unit_dir)
-        sink = UnitSink(self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5")
+        sink = UnitSink(
+            self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5", texts=self._texts
+        )
         self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
         self.observer.records = self._records
         self._captured_steps.add(self.step_number)

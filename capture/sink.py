@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from capture.framework import HostTensor
 from capture.queue import WriteQueue
 from capture.stacks import Frames, StackTexts
-from msformat import DumpWriter, KeyExistsError, canonical_crc32
+from msformat import DumpWriter, FormatError, KeyExistsError, canonical_crc32
 
 __all__ = ["Record", "UnitSink"]
 
@@ -44,6 +44,8 @@ class UnitSink:
     on_failure
         Called on that thread, once, with what could not be written and why. The unit was closed with that reason;
         what comes later is dropped.
+    texts
+        Call stacks that were looked up before; what an earlier unit knew need not be looked up again.
     md5
         Fill in the field ``md5`` of tensors whose node has none yet.
 
@@ -60,6 +62,7 @@ class UnitSink:
         *,
         on_failure: Callable[[str, BaseException], None],
         md5: bool,
+        texts: StackTexts | None = None,
     ) -> None:
         self.failed = False
         self._queue = queue
@@ -68,7 +71,7 @@ class UnitSink:
         self._md5 = md5
         self._writer: DumpWriter | None = None
         self._has_ended = False
-        self._texts = StackTexts()
+        self._texts = StackTexts() if texts is None else texts
         # What hosts are marked with once stored; not the sink itself, which a cached host would keep alive.
         self._owner = object()
         self._weighed: set[HostTensor] = set()
@@ -141,11 +144,20 @@ class UnitSink:
 
     def _put_entries(self, batch: list[Record]) -> None:
         for entry in batch:
-            self._attempt(f"entry {entry.key!r}", partial(self._put_entry, entry))
+            self._attempt(f"entry {entry.key!r}", partial(self._put_tensors, entry))
             if self.failed:
                 _drop_bits(entry)
+        self._attempt(f"entries from {batch[0].key!r} on", partial(self._put_batch, batch))
 
-    def _put_entry(self, entry: Record, writer: DumpWriter) -> None:
+    def _put_batch(self, batch: list[Record], writer: DumpWriter) -> None:
+        """All at once, or one by one where one of them is refused."""
+        try:
+            writer.put_entries([(entry.key, entry.value) for entry in batch])
+        except FormatError:
+            for entry in batch:
+                self._attempt(f"entry {entry.key!r}", partial(_put_alone, entry))
+
+    def _put_tensors(self, entry: Record, writer: DumpWriter) -> None:
         for raw, host, node in entry.tensors:
             try:
                 node["data_name"] = self._put_tensor(writer, raw, host, node)
@@ -154,7 +166,6 @@ class UnitSink:
                     raise
                 node["not_captured"] = str(error)
                 self._note_problem(f"tensor {raw!r}: not captured: {error}")
-        writer.put_entry(entry.key, entry.value, trusted=True)
 
     def _put_tensor(self, writer: DumpWriter, raw: str, host: HostTensor, node: dict[str, Any]) -> str:
         """Store content under one more name; the bits themselves once."""
@@ -201,7 +212,6 @@ class UnitSink:
     def _let_go(self) -> None:
         """Free what only writing needs."""
         self._weighed.clear()
-        self._texts = StackTexts()
 
     # --- failures ----------------------------------------------------------------------------------------------------
 
@@ -223,6 +233,10 @@ class UnitSink:
 def _is_fatal(error: Exception) -> bool:
     """Whether the store itself is at an end: the disk, the server, a library that is missing."""
     return isinstance(error, (OSError, ImportError)) and not isinstance(error, KeyExistsError)
+
+
+def _put_alone(entry: Record, writer: DumpWriter) -> None:
+    writer.put_entry(entry.key, entry.value, trusted=True)
 
 
 def _drop_bits(entry: Record) -> None:

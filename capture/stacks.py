@@ -67,6 +67,10 @@ def frames_of(frame: FrameType | None, skip: int = 0) -> Frames:
     return Frames(codes[skip:], offsets[skip:])
 
 
+# Code made on the fly would otherwise collect for ever.
+_MOST_PLACES = 1 << 16
+
+
 class StackTexts:
     """Frames as the format writes them. Every place in a program is looked up once."""
 
@@ -85,6 +89,8 @@ class StackTexts:
         key = (id(code), offset)
         found = self._known.get(key)
         if found is None:
+            if len(self._known) >= _MOST_PLACES:
+                self._known.clear()
             found = self._known[key] = (code, _describe(code, offset))
         return found[1]
 

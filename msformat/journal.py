@@ -83,7 +83,10 @@ def encode_entry(key: str, value: bytes) -> bytes:
     FormatError
         The entry is longer than a journal line may be.
     """
-    line = _line(b'{"kind":"entry","key":%b,"value":%b}' % (compact(key), value))
+    # Keys are plain as a rule, and two quotes are all that they need.
+    is_plain = key.isascii() and key.isprintable() and '"' not in key and "\\" not in key
+    quoted = b'"%b"' % key.encode("ascii") if is_plain else compact(key)
+    line = _line(b'{"kind":"entry","key":%b,"value":%b}' % (quoted, value))
     if len(line) > MAX_LINE:
         raise FormatError(f"entry {key!r}: {len(line)} bytes of JSON, more than the {MAX_LINE} a journal line may have")
     return line

@@ -580,3 +580,32 @@ def test_many_parents_at_once_are_as_many_alone(tmp_path: Path) -> None:
         writer.finish()
         documents.append((tmp_path / name / "construct.json").read_bytes())
     assert documents[0] == documents[1]
+
+
+def test_entries_at_once_are_as_many_alone(tmp_path: Path) -> None:
+    numbers = [1.0, 1e-5, -1e-07, 1e300, float("nan"), float("inf"), -0.0, 3, True, None, "a\nb", "ü", 'q"']
+    entries = [(f"Functional.f.{at}.forward", {"output": [{"type": "float", "value": number}]})
+               for at, number in enumerate(numbers)]  # fmt: skip
+    documents = []
+    for name, batches in (("alone", None), ("plain", [entries[:4], entries[6:10]]), ("odd", [entries])):
+        with DumpWriter(tmp_path / name, HEADER) as writer:
+            for key, value in entries if batches is None else []:
+                writer.put_entry(key, value)
+            for batch in batches or []:
+                writer.put_entries(batch)
+        documents.append(json.loads((tmp_path / name / "dump.json").read_bytes())["data"])
+    assert str(documents[2]) == str(documents[0])
+    assert documents[1].items() <= documents[0].items()
+    assert len(documents[1]) == 8
+    assert (tmp_path / "odd" / "dump.json").read_bytes() == (tmp_path / "alone" / "dump.json").read_bytes()
+
+
+def test_a_batch_with_a_tensor_that_was_not_put_records_nothing(tmp_path: Path) -> None:
+    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [], "data_name": "x.pt"}
+    with DumpWriter(tmp_path / "unit", HEADER) as writer:
+        with pytest.raises(FormatError, match=r"x\.pt"):
+            writer.put_entries(
+                [("Functional.f.0.forward", {"output": []}), ("Functional.g.0.forward", {"output": [tensor]})]
+            )
+        writer.put_entries([("Functional.h.0.forward", {"output": []})])
+    assert list(json.loads((tmp_path / "unit" / "dump.json").read_bytes())["data"]) == ["Functional.h.0.forward"]
