@@ -65,7 +65,7 @@ class Saver:
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()
 
-    def save(self, variable: Any, name: str, records: Records, *, save_backward: bool = True) -> None:
+    def save(self, variable: Any, name: object, records: Records, *, save_backward: bool = True) -> None:
         """Record a variable as it is now.
 
         Parameters
@@ -79,6 +79,9 @@ class Saver:
         save_backward
             Record the gradients of its tensors too, when they come.
         """
+        if not isinstance(name, str):
+            self._problem("name", "", f"save(…, name={name!r}): a name is a text; this variable is not saved")
+            return
         name = clean_text(name)
         with self._guarded(name):
             number, key = self._next_key(name, records)

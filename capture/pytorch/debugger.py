@@ -65,8 +65,9 @@ class PrecisionDebugger(DebuggerBase):
 
     def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
         """See :func:`module_dump`."""
-        if self._hooks is not None:
-            self._hooks.begin_module_dump(module, name)
+        if self._hooks is None:
+            self._hooks = self._make_hooks()
+        self._hooks.begin_module_dump(module, name)
 
     def end_module_dump(self) -> None:
         """See :func:`module_dump_end`."""
@@ -77,7 +78,7 @@ class PrecisionDebugger(DebuggerBase):
 def module_dump(module: torch.nn.Module, dump_name: str) -> None:
     """Record one module, not what is inside it, under ``Module.{dump_name}.{class}``, until :func:`module_dump_end`.
 
-    APIs are not recorded meanwhile. A debugger must have been started.
+    APIs are not recorded meanwhile. A module that its level records anyway stays recorded as it is.
 
     Raises
     ------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ class TorchHooks:
         self._apis = ApiHooks(observer, _SharedGradients(framework, groups))
         self._modules = ModuleHooks(observer, framework, groups)
         self._are_set = False
+        self._alone: tuple[weakref.ReferenceType[torch.nn.Module], str] | None = None
 
     def install(self, model: Any) -> None:
         """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
@@ -49,6 +51,7 @@ class TorchHooks:
             self._modules.install(model)
         if self._hooks_apis:
             self._apis.install()
+        self._leave_alone()
 
     def finish(self) -> None:
         """Record what no hook brought."""
@@ -77,15 +80,20 @@ class TorchHooks:
         self._apis.remove_custom(module, api_name)
 
     def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
-        """Record one module alone, APIs not at all, until ``end_module_dump``."""
-        if not self._are_set:
-            return
-        self._modules.remove_one()
-        if self._modules.install_one(module, name):
-            self._apis.remove()
+        """Record one module alone, APIs not at all, until ``end_module_dump``; that may begin before a start."""
+        self._alone = weakref.ref(module), name
+        if self._are_set:
+            self._modules.remove_one()
+            self._leave_alone()
 
     def end_module_dump(self) -> None:
         """Record as before again."""
+        self._alone = None
         self._modules.remove_one()
         if self._are_set and self._hooks_apis:
             self._apis.install()
+
+    def _leave_alone(self) -> None:
+        module, name = (self._alone[0](), self._alone[1]) if self._alone is not None else (None, "")
+        if module is not None and self._modules.install_one(module, name):
+            self._apis.remove()

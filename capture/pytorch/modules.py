@@ -63,6 +63,7 @@ class ModuleHooks:
         self._stack = _Stack()
         self._handles: list[Any] = []
         self._single: list[Any] = []
+        self._single_id: int | None = None
         self._silent: dict[str, None] = {}
         self._hooked: set[int] = set()
 
@@ -89,9 +90,11 @@ class ModuleHooks:
             False when it cannot be hooked, or is already.
         """
         if id(module) in self._hooked or self._obstacle(module) is not None:
-            self._observer.problem("not hooked", name, self._obstacle(module) or "it is recorded already")
+            obstacle = self._obstacle(module) or "it is recorded already, under its own name"
+            self._observer.problem("not hooked", name, f"module_dump has no effect: {obstacle}")
             return False
         self._single += self._hook(module, name)
+        self._single_id = id(module)
         return True
 
     def remove_one(self) -> None:
@@ -99,6 +102,9 @@ class ModuleHooks:
         handles, self._single = self._single, []
         for handle in handles:
             handle.remove()
+        if self._single_id is not None:
+            self._hooked.discard(self._single_id)
+            self._single_id = None
 
     def finish(self) -> None:
         """Record what no hook brought, gradients that a framework writes by itself; called before recording stops."""

@@ -273,6 +273,14 @@ def test_a_second_backward_pass_is_an_entry_of_its_own(tmp_path: Path) -> None:
     assert msformat.verify_dump(tmp_path).exit_code == 0
 
 
+@pytest.mark.parametrize("name", [None, 3, b"x"])
+def test_what_is_no_name_is_not_saved_and_said(name: Any) -> None:
+    bench = Bench()
+    bench.saver.save(1, name, bench.records)
+    assert [kind for kind, _, _ in bench.problems] == ["name"]
+    assert not bench.records.entries
+
+
 def test_a_gradient_after_the_step_is_lost_and_said() -> None:
     bench = Bench()
     x = leaf(1)

@@ -23,6 +23,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.nn.functional import relu as early_relu  # noqa: E402
 
+from capture.pytorch import module_dump, module_dump_end  # noqa: E402
 from tests.reports.capturing import (  # noqa: E402
     BATCH,
     captured,
@@ -343,6 +344,50 @@ def test_what_was_stopped_before_its_backward_has_one_until_the_step_ends(tmp_pa
     wanted = {"L0": modules, "L1": apis, "mix": modules | apis}[level]
     assert {name for name in unit if "backward" in name} == wanted
     assert not any("square" in name or "sum" in name for name in unit)
+
+
+@pytest.mark.parametrize("begins_before_start", [False, True])
+def test_module_dump_records_a_module_alone(tmp_path: Path, begins_before_start: bool) -> None:
+    """msprobe's example of ``module_dump``; it records the module too when that comes before ``start``."""
+    model = two_layers()
+    with debugging(tmp_path / "d", level="L1", task="statistics") as debugger:
+        if begins_before_start:
+            module_dump(model, "mine")
+        debugger.start()
+        batch = BATCH.mul(1)
+        module_dump(model, "mine")
+        out = model(batch)
+        module_dump_end()
+        module_dump(model, "mine")
+        more = model(batch)
+        module_dump_end()
+        (out + more).square().sum().backward()
+        debugger.stop()
+        debugger.step()
+        debugger.start()
+        model(BATCH)
+        debugger.stop()
+        debugger.step()
+    first, second = (list(unit) for unit in msformat.open(tmp_path / "d"))
+    before = [] if begins_before_start else ["Tensor.mul.0.forward"]
+    module, after = "Module.mine.Sequential", ["Tensor.__add__.0", "Tensor.square.0", "Tensor.sum.0"]
+    forwards = [*before, f"{module}.forward.0", f"{module}.forward.1", *(f"{name}.forward" for name in after)]
+    backwards = [*(f"{name}.backward" for name in reversed(after)), f"{module}.backward.1", f"{module}.backward.0"]
+    assert first == [*forwards, *backwards]
+    assert second == ["Functional.linear.0.forward", "Functional.relu.0.forward", "Functional.linear.1.forward"]
+
+
+def test_module_dump_of_a_module_that_is_recorded_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(two_layers())
+    with debugging(tmp_path / "d", level="L0", task="statistics") as debugger:
+        debugger.start(model)
+        module_dump(model[0], "mine")
+        train(model)
+        module_dump_end()
+        debugger.stop()
+        debugger.step()
+    assert "module_dump has no effect: it is recorded already" in caplog.text
+    assert "Module.0.Sequential.forward.0" in msformat.open(tmp_path / "d")[0]
 
 
 def names_of(node: Any) -> list[str]:
