@@ -91,6 +91,7 @@ class Session:
         self._failure: BaseException | None = None
         self._texts = StackTexts()
         self._is_ready = False
+        self._is_closed = False
         self._captured_steps: set[int] = set()
         self._seen_steps: list[int] = []
         self._started_empty = False
@@ -203,7 +204,9 @@ class Session:
         self._finish()
         self.queue.drain()
         self.queue.close()
-        self._report_unmatched()
+        if not self._is_closed:
+            self._is_closed = True
+            self._report_unmatched()
 
     # --- problems ----------------------------------------------------------------------------------------------------
 
@@ -271,6 +274,8 @@ class Session:
     def _open(self) -> None:
         if self._records is not None:
             return
+        if self._is_closed:
+            raise CaptureError("this debugger is closed; make another one to capture more")
         config = self.config
         unit_dir = self.unit_dir
         document: Literal["dump.json", "debug.json"] = "debug.json" if config.level == "debug" else "dump.json"

@@ -161,6 +161,18 @@ def test_a_backward_after_its_step_belongs_nowhere(tmp_path: Path) -> None:
     assert [list(unit) for unit in msformat.open(tmp_path)] == [["Functional.relu.0.forward"]]
 
 
+def test_a_closed_session_captures_no_more(tmp_path: Path) -> None:
+    session = make(tmp_path, level="L1", step=[0, 2])
+    run_step(session, lambda observer: api(observer, "relu", tensor(1)))
+    session.close()
+    session.close()
+    run_step(session, lambda observer: pytest.fail("step 1 is not wanted"))
+    with pytest.raises(CaptureError, match="closed"):
+        session.start(NoHooks(), None)
+    session.stop()
+    session.step()
+
+
 def test_a_backward_between_stop_and_step_belongs_to_the_step(tmp_path: Path) -> None:
     session = make(tmp_path, level="L1")
     session.start(NoHooks(), None)
