@@ -205,7 +205,12 @@ def nothing_matches(arguments: argparse.Namespace, code: int) -> int:
 
 
 def _entry_rows(unit: Unit) -> Iterator[dict[str, Any]]:
-    return ({"name": key} for key in unit)
+    return ({"name": key} for key in (unit if len(unit) else _structure(unit)))
+
+
+def _structure(unit: Unit) -> list[str]:
+    """Names of a dump of task structure, which has a tree and call stacks but no entries."""
+    return [node.key for node in unit.tree()] if unit.header.task == "structure" else []
 
 
 def _tensor_rows(unit: Unit) -> Iterator[dict[str, Any]]:
@@ -226,6 +231,9 @@ def _show(arguments: argparse.Namespace) -> int:
         try:
             found = _find(unit, arguments.name)
         except (EntryNotFoundError, TensorNotFoundError) as error:
+            if arguments.name in _structure(unit):
+                _show_place(key, unit, arguments.name, as_json=arguments.json)
+                return True
             nearest.append(error)
             return False
         tell_incomplete(unit)
@@ -268,14 +276,32 @@ def _show_entry(key: Any, entry: Entry, *, as_json: bool) -> None:
             {"unit": str(key), "entry": entry.key, "parent": entry.parent, "value": entry.json(), "stack": stack}
         )
         return
-    print(plain(f"{key} {entry.key}"))
-    print(plain(f"inside {entry.parent or 'nothing'}"))
+    _print_place(key, entry.key, entry.parent)
     columns = ("slot", "path", "type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "data_name")
     print_table(columns, [_tensor_cells(tensor) for tensor in entry.tensors], right=("Max", "Min", "Mean", "Norm"))
     if entry.json() is None:
         print("null")
     for name, value in _scalars(entry.json()):
         print(plain(f"{name} = {value}"))
+    _print_stack(stack)
+
+
+def _show_place(key: Any, unit: Unit, name: str, *, as_json: bool) -> None:
+    """What a dump of task structure knows of a call."""
+    parent, stack = unit.parent(name), unit.stack(name) or ()
+    if as_json:
+        print_json({"unit": str(key), "entry": name, "parent": parent, "value": None, "stack": stack})
+        return
+    _print_place(key, name, parent)
+    _print_stack(stack)
+
+
+def _print_place(key: Any, entry: str, parent: str | None) -> None:
+    print(plain(f"{key} {entry}"))
+    print(plain(f"inside {parent or 'nothing'}"))
+
+
+def _print_stack(stack: Sequence[str]) -> None:
     if stack:
         print("\nstack, innermost first:")
         for frame in stack:

@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from msformat.cli import main
+from tests.small_dumps import FRAMES, HEADER, write_document, write_unit
 
 NAME = "torch_8.1.0_L0_tensor"
 KEY = "Module.norm.LayerNorm.forward.0"
@@ -240,3 +241,22 @@ def test_files_that_cannot_be_written_are_named_as_they_were_given(
 ) -> None:
     code, _, err = run(capsys, "table", dump, "--csv", tmp_path / "no" / "t.csv")
     assert (code, err) == (2, f"msformat: {tmp_path / 'no' / 't.csv'}: no such file or directory\n")
+
+
+def test_a_dump_of_task_structure_shows_its_tree_and_stacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inner, outer = "Functional.relu.0.forward", "Module.act.ReLU.forward.0"
+    unit = write_unit(tmp_path / "dump/step0/rank", {}, parents={outer: None, inner: outer})
+    write_document(unit / "dump.json", {**HEADER, "task": "structure", "data": {}})
+    write_document(unit / "stack.json", {"0": [[inner], FRAMES]})
+    code, out, _ = run(capsys, "ls", tmp_path / "dump")
+    assert (code, [line.split("\t")[1] for line in out.splitlines()]) == (0, [outer, inner])
+    code, out, _ = run(capsys, "show", tmp_path / "dump", inner)
+    assert code == 0
+    assert f"inside {outer}" in out
+    assert "a.py" in out
+    code, out, _ = run(capsys, "show", tmp_path / "dump", inner, "--json")
+    found = {"unit": "step0/rank", "entry": inner, "parent": outer, "value": None, "stack": FRAMES}
+    assert json.loads(out) == found
+    code, _, err = run(capsys, "show", tmp_path / "dump", "Module.no")
+    assert code == 2
+    assert "no entry" in err
