@@ -127,7 +127,8 @@ def _known(name: str, allowed: Mapping[str, Key], source: str) -> Key:
     if other is not None:
         where = "in the object of the task" if other.place == "task" else "beside the task, not in its object"
         raise CaptureError(f"{source}: {name}: belongs {where}")
-    raise CaptureError(f"{source}: {name}: no such key{suggestion(name, (*allowed, *_objects(allowed)))}")
+    hint = suggestion(name, (*allowed, *_objects(allowed))) or suggestion(name, _BY_NAME)
+    raise CaptureError(f"{source}: {name}: no such key{hint}")
 
 
 def _objects(allowed: Mapping[str, Key]) -> Iterable[str]:

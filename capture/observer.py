@@ -177,8 +177,14 @@ class Observer:
             local.busy = False
 
     def _is_current(self, call: ApiCall | ModuleCall) -> bool:
-        """A backward that runs after its step was closed belongs nowhere; one after ``stop`` does."""
-        return call.records is self.records and not call.records.sink.failed
+        """A backward that runs after its step was closed belongs nowhere, which is said; one after ``stop`` does."""
+        if call.records.sink.failed:
+            return False
+        if call.records is self.records:
+            return True
+        text = "a backward came after the end of its step and is not recorded: call step() after the backward pass"
+        self.problem("late backward", "", text)
+        return False
 
     def _wanted(self, name: str) -> Wanted:
         return self._scope.wanted(name)

@@ -229,6 +229,7 @@ def test_other_tools_are_refused_by_name(config: Any, task: str, hint: str) -> N
         ({"dump_path": "x", "Level": "L1"}, "Level: no such key; did you mean 'level'?"),
         ({"dump_path": "x", "statistic": {}}, "statistic: no such key; did you mean 'statistics'?"),
         ({"dump_path": "x", "zzz": 1}, "config.json: zzz: no such key"),
+        ({"dump_path": "x", "listt": []}, "listt: no such key; did you mean 'list'?"),
         ({"dump_path": "x", "statistics": {"lst": []}}, "config.json: statistics: lst: no such key; did you mean"),
         ({"dump_path": "x", "list": ["relu"]}, "config.json: list: belongs in the object of the task"),
         ({"dump_path": "x", "statistics": {"step": [1]}}, "statistics: step: belongs beside the task"),

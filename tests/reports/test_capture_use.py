@@ -328,7 +328,9 @@ def test_r041_no_gradient_changes_by_a_bit(tmp_path: Path, level: str, mode: lis
 
 
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
-def test_what_was_stopped_before_its_backward_has_one_until_the_step_ends(tmp_path: Path, level: str) -> None:
+def test_what_was_stopped_before_its_backward_has_one_until_the_step_ends(
+    tmp_path: Path, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """As msprobe documents it for ``forward_backward_dump_end``: the code block alone, with its backward."""
     model = two_layers()
     with debugging(tmp_path / "d", level=level, task="statistics") as debugger:
@@ -337,7 +339,12 @@ def test_what_was_stopped_before_its_backward_has_one_until_the_step_ends(tmp_pa
         debugger.stop()
         block.square().sum().backward(retain_graph=True)
         debugger.step()
-        block.sum().backward()
+        assert not caplog.records
+        debugger.start(model)
+        (block.sum() + model(BATCH).sum()).backward()
+        debugger.stop()
+        debugger.step()
+    assert sum("call step() after the backward pass" in record.message for record in caplog.records) == 1
     unit = msformat.open(tmp_path / "d")[0]
     modules = {f"Module.{name}.backward.0" for name in ("0.Linear", "1.ReLU", "2.Linear")}
     apis = {f"Functional.{name}.backward" for name in ("linear.0", "relu.0", "linear.1")}
