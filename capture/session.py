@@ -7,12 +7,14 @@ when the process does. It raises only from calls the user makes, and there only 
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar
 
 from capture.earlier import is_occupied, refuse_earlier, remove_unit
 from capture.errors import CaptureError
@@ -35,6 +37,21 @@ _LOGGER = logging.getLogger("msformat.capture")
 _MOST_PROBLEMS = 1000
 # What a killed process loses at most; each commit waits for the disk, on the writer's thread.
 _COMMIT_ENTRIES = 128
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _one_at_a_time(method: Callable[Concatenate[Session, _P], _R]) -> Callable[Concatenate[Session, _P], _R]:
+    """Let other threads wait: a start that meets a stop would leave hooks that nobody takes off."""
+
+    @functools.wraps(method)
+    def alone(session: Session, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with session.control:
+            return method(session, *args, **kwargs)
+
+    return alone
 
 
 class Hooks(Protocol):
@@ -86,6 +103,8 @@ class Session:
         self._hooks: Hooks | None = None
         self._pid = os.getpid()
         self._mutex = threading.RLock()
+        # Apart from the mutex, which the writer's thread takes while a step may wait for the writer.
+        self.control = threading.RLock()
         self._kinds: set[str] = set()
         self._said: set[tuple[str, str]] = set()
         self._failure: BaseException | None = None
@@ -106,6 +125,7 @@ class Session:
             return False
         return self._is_wanted_step(self.step_number) and self._has_room()
 
+    @_one_at_a_time
     def start(self, hooks: Hooks, model: Any, *, paused: bool = False) -> bool:
         """Begin to record, if this step is wanted; ``paused`` sets the hooks only (token ranges switch later).
 
@@ -131,6 +151,7 @@ class Session:
         self.observer.running = not paused
         return True
 
+    @_one_at_a_time
     def pause(self) -> None:
         """Stop recording and take the hooks off; the unit stays open for more of the same step."""
         hooks, self._hooks = self._hooks, None
@@ -142,6 +163,7 @@ class Session:
             hooks.remove()
             hooks.new_step()
 
+    @_one_at_a_time
     def stop(self) -> None:
         """End recording for now. What was recorded is handed to the writer."""
         if self._hooks is None and not self.observer.running:
@@ -151,6 +173,7 @@ class Session:
             self._records.flush(everything=True)
         self._raise_failure()
 
+    @_one_at_a_time
     def step(self) -> None:
         """End the step: its unit is finished behind the training, and the next step has the next number."""
         self.stop()
@@ -160,6 +183,7 @@ class Session:
         self.step_number += 1
         self._raise_failure()
 
+    @_one_at_a_time
     def abandon(self, error: BaseException) -> None:
         """The step ended by an exception: what was recorded stays, marked incomplete, and the next step begins."""
         self.pause()
@@ -169,12 +193,14 @@ class Session:
             records.sink.close(f"step {self.step_number} ended by {type(error).__name__}: {error}")
         self.step_number += 1
 
+    @_one_at_a_time
     def set_init_step(self, number: int) -> None:
         """Number of the step in hand."""
         self.stop()
         self._finish()
         self.step_number = number
 
+    @_one_at_a_time
     def records(self) -> StepRecords:
         """Records of the step in hand, opening its unit if need be (saved variables come without a start)."""
         self._prepare()
@@ -189,6 +215,7 @@ class Session:
             records.flush()
         self.queue.drain(timeout)
 
+    @_one_at_a_time
     def close(self) -> None:
         """The process or the debugger ends: finish what was stopped, mark what was not, say what matched nothing."""
         if os.getpid() != self._pid:
@@ -365,5 +392,6 @@ def _forget_in_child(reference: weakref.ReferenceType[Session]) -> None:
     """A forked worker (DataLoader) records nothing and leaves the parent's files alone."""
     session = reference()
     if session is not None:
+        session.control = threading.RLock()  # a thread that is not there any more may have held it
         session.observer.running = False
         session.observer.records = None

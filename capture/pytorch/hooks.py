@@ -6,6 +6,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch._C import DisableTorchFunction
 
 from capture.observer import Observer
 from capture.pytorch.apis import ApiHooks
@@ -48,14 +49,16 @@ class TorchHooks:
         """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
         self._are_set = True
         if self._hooks_modules:
-            self._modules.install(model)
+            with DisableTorchFunction():  # a function mode of the user is told of nothing that is done here
+                self._modules.install(model)
         if self._hooks_apis:
             self._apis.install()
         self._leave_alone()
 
     def finish(self) -> None:
         """Record what no hook brought."""
-        self._modules.finish()
+        with DisableTorchFunction():
+            self._modules.finish()
 
     def new_step(self) -> None:
         """Let go of what a step left waiting."""
@@ -65,7 +68,8 @@ class TorchHooks:
         """Take them off; a function of torch is the object it was."""
         self._are_set = False
         self._apis.remove()
-        self._modules.remove()
+        with DisableTorchFunction():
+            self._modules.remove()
 
     def never_fired(self) -> list[str]:
         """Paths of modules that were hooked and never called."""

@@ -77,9 +77,15 @@ class ModuleHooks:
             if not isinstance(model, nn.Module):
                 self._observer.problem("not hooked", base, f"a {type(model).__qualname__} is no module")
                 continue
-            for path, module in self._hookable(model, base):
-                if module is not model and type(module).__name__ not in _SKIPPED_CLASSES:
-                    self._handles += self._hook(module, f"{base}{path}")
+            try:
+                self._hook_all(model, base)
+            except Exception as error:  # noqa: BLE001 (named_modules is the model's own, and may be replaced)
+                self._observer.problem("not hooked", base or type(model).__name__, f"{type(error).__name__}: {error}")
+
+    def _hook_all(self, model: nn.Module, base: str) -> None:
+        for path, module in self._hookable(model, base):
+            if module is not model and type(module).__name__ not in _SKIPPED_CLASSES:
+                self._handles += self._hook(module, f"{base}{path}")
 
     def install_one(self, module: nn.Module, name: str) -> bool:
         """Hook one module alone as ``Module.{name}.{class}`` (for ``module_dump``).
@@ -89,8 +95,8 @@ class ModuleHooks:
         bool
             False when it cannot be hooked, or is already.
         """
-        if id(module) in self._hooked or self._obstacle(module) is not None:
-            obstacle = self._obstacle(module) or "it is recorded already, under its own name"
+        if id(module) in self._hooked or _obstacle(module) is not None:
+            obstacle = _obstacle(module) or "it is recorded already, under its own name"
             self._observer.problem("not hooked", name, f"module_dump has no effect: {obstacle}")
             return False
         self._single += self._hook(module, name)
@@ -134,7 +140,7 @@ class ModuleHooks:
         for path, module in model.named_modules():
             if any(path.startswith(prefix) for prefix in closed):
                 continue
-            obstacle = self._obstacle(module)
+            obstacle = _obstacle(module)
             if obstacle is None:
                 yield path, module
                 continue
@@ -144,31 +150,20 @@ class ModuleHooks:
     def _on_script(self, name: str) -> None:
         self._observer.problem("not hooked", name, "torch.jit makes a copy of it, which is not recorded")
 
-    @staticmethod
-    def _obstacle(module: nn.Module) -> str | None:
-        if isinstance(module, torch.jit.ScriptModule):
-            return f"a {type(module).__name__} runs no hooks of Python: nothing inside it is recorded"
-        dynamo = sys.modules.get("torch._dynamo.eval_frame")
-        is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
-        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
-            return "it is compiled by torch.compile: nothing inside it is recorded (partial capture)"
-        return None
-
     def _hook(self, module: nn.Module, path: str) -> list[Any]:
-        prefix = f"Module.{path}.{type(module).__name__}"
-        before = _Hook(self, path, prefix)
-        handles = []
+        handles: list[Any] = []
         try:
+            prefix = f"Module.{path}.{type(module).__name__}"
+            before = _Hook(self, path, prefix)
             handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
             after = _AfterHook(before)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True, prepend=True))
+            self._hooked.add(id(module))
+            self._parameters.install(prefix, module)
+            if not _is_never_called(module):
+                self._silent[path] = None
         except Exception as error:  # noqa: BLE001 (a class of its own mind costs itself only)
             self._observer.problem("not hooked", path, str(error))
-            return handles
-        self._hooked.add(id(module))
-        self._parameters.install(prefix, module)
-        if not _is_never_called(module):
-            self._silent[path] = None
         return handles
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -299,6 +294,20 @@ class _ModuleListener:
 def _inert() -> tuple[Any, ...]:
     """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
     return getattr, (nullcontext(), "__exit__")
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    """Why hooks on a module would never be called."""
+    try:
+        if isinstance(module, torch.jit.ScriptModule):
+            return f"a {type(module).__name__} runs no hooks of Python: nothing inside it is recorded"
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        is_compiled = dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+        if is_compiled or getattr(module, "_compiled_call_impl", None) is not None:
+            return "it is compiled by torch.compile: nothing inside it is recorded (partial capture)"
+    except Exception as error:  # noqa: BLE001 (a class of its own mind costs itself only)
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _is_never_called(module: nn.Module) -> bool:

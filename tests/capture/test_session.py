@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -424,3 +426,34 @@ def test_data_mode(tmp_path: Path, data_mode: list[str], slots: dict[str, list[s
     )
     unit = opened(tmp_path, session)
     assert {key.split(".")[-1]: list(raw(unit, entry.key)) for key, entry in unit.items()} == slots
+
+
+def test_threads_that_start_and_stop_at_once_leave_no_hook(tmp_path: Path) -> None:
+    class SlowHooks(NoHooks):
+        installed = removed = 0
+
+        def install(self, model: Any) -> None:
+            time.sleep(0.001)
+            self.installed += 1
+            super().install(model)
+
+        def remove(self) -> None:
+            time.sleep(0.001)
+            self.removed += 1
+            super().remove()
+
+    session, hooks = make(tmp_path), SlowHooks()
+
+    def work() -> None:
+        for _ in range(20):
+            session.start(hooks, None)
+            session.stop()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    session.stop()
+    assert (hooks.is_set, hooks.installed, session.observer.running) == (False, hooks.removed, False)
+    session.close()

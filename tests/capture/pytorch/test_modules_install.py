@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from capture.config import load_config
+from capture.observer import Observer
+from capture.pytorch.hooks import TorchHooks
+from capture.pytorch.tensors import TorchFramework
 from tests.capture.pytorch.watching import Do, Watching, hooked, linear, rows, weigh
 
 
@@ -101,3 +108,49 @@ def test_the_wrapper_of_fsdp_is_not_recorded_its_content_is() -> None:
     watching, _ = hooked(model)
     model(rows())
     assert watching.forwards == ["Module.0.0.Linear.forward.0"]
+
+
+def test_a_module_with_a_mind_of_its_own_costs_only_itself() -> None:
+    class Refusing(nn.Module):
+        @property
+        def __class__(self) -> type:
+            raise RuntimeError("no class")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x
+
+    model = nn.Sequential(linear())
+    model._modules["refusing"] = Refusing()
+    model._modules["last"] = linear()
+    watching, _ = hooked(model)
+    model(rows())
+    assert len(watching.forwards) == 2
+
+
+def test_a_model_that_does_not_name_its_modules_stops_nothing() -> None:
+    class Hiding(nn.Sequential):
+        def named_modules(self, *_: object, **__: object) -> NoReturn:
+            raise RuntimeError("none of your business")
+
+    model = Hiding(linear())
+    watching, _ = hooked(model)
+    model(rows())
+    assert watching.forwards == []
+
+
+def test_a_mode_of_the_user_is_told_of_no_hook() -> None:
+    seen: list[str] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    observer = Observer(load_config(dump_path="unused", level="L0"), TorchFramework(), None, lambda *_: None)  # type: ignore[arg-type]
+    hooks = TorchHooks(observer, TorchFramework(), level="L0")
+    model = nn.Sequential(linear())
+    with Mode():
+        hooks.install(model)
+        hooks.finish()
+        hooks.remove()
+    assert seen == []
