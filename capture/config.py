@@ -7,6 +7,7 @@ and the key; what merely has no effect is in :attr:`CaptureConfig.notes`.
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -192,6 +193,8 @@ class _Switch:
             status = os.stat(self.path)
         except OSError:
             return self.value
+        if not stat.S_ISREG(status.st_mode):
+            return self.value  # reading a pipe once more would wait for ever
         version = (status.st_ino, status.st_mtime_ns, status.st_size)
         if version != self.version:
             self._read_again()

@@ -67,9 +67,11 @@ def read_object(config_path: str) -> dict[str, Any]:
     try:
         text = Path(config_path).read_text("utf-8-sig")
         found = json.loads(text, object_pairs_hook=lambda pairs: _distinct(pairs, config_path))
+    except CaptureError:
+        raise
     except OSError as error:
         raise CaptureError(f"{config_path}: cannot be read: {error.strerror or error}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or a number of thousands of digits
         raise CaptureError(f"{config_path}: is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise CaptureError(f"{config_path}: holds {type(found).__name__}, an object is needed")

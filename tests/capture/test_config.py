@@ -383,3 +383,18 @@ def test_a_config_is_a_value(tmp_path: Path) -> None:
     assert first == second
     with pytest.raises(AttributeError):
         first.level = "L0"  # type: ignore[misc]
+
+
+def test_a_number_of_thousands_of_digits_is_named_not_raised(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(f'{{"dump_path": "d", "dump_enable": true, "step": {"9" * 5000}}}', encoding="utf-8")
+    with pytest.raises(CaptureError, match=r"config\.json: is no JSON"):
+        load_config(path)
+    assert reread_enable(path, True) is True
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
+def test_a_pipe_is_not_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    os.mkfifo(path)
+    assert reread_enable(path, True) is True
