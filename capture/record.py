@@ -190,6 +190,8 @@ class _Walk:
 
     def tensor(self, value: Any, name: str) -> dict[str, Any]:
         node, host, pending = self._recorder.framework.describe(value, self._wanted)
+        if "not_captured" in node:
+            self._recorder.on_problem(f"not captured: {type_name(type(value))}", name, node["not_captured"])
         if host is not None:
             self._entry.tensors.append((name + self._suffix, host, node))
         if pending is not None:

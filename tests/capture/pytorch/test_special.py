@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capture.framework import Framework, Wanted
 from capture.pytorch.tensors import TorchFramework
+from capture.record import EntryRecord, Recorder
 from msformat.check import check_entry
 from tests.capture.pytorch.describing import CHECKSUMS, EVERY_WAY, STATISTICS, TENSORS, describe, statistics
 
@@ -489,3 +490,12 @@ def test_a_forked_child_can_describe() -> None:
     if pid == 0:
         os._exit(0 if describe(torch.tensor([3.0]), TENSORS, framework).node["Max"] == 3.0 else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_tensor_without_values_is_said() -> None:
+    said: list[tuple[str, str, str]] = []
+    recorder = Recorder(TorchFramework(), on_problem=lambda *problem: said.append(problem))
+    entry = EntryRecord("Functional.relu.0.forward")
+    wanted = Wanted(statistics=True, data=True, md5=False)
+    node = recorder.values((torch.empty(3, device="meta"),), "Functional.relu.0.forward.input", entry, wanted)[0]
+    assert said == [("not captured: torch.Tensor", "Functional.relu.0.forward.input.0", node["not_captured"])]
