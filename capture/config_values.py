@@ -32,7 +32,7 @@ Reader: TypeAlias = Callable[[Any], Any]
 # As far as the peer counts; a slip like "0-9999999999" must not become a set of ten thousand million numbers.
 _LAST = 1_000_000
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
-_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.ASCII | re.IGNORECASE)
 _MODES = ("all", "forward", "backward", "input", "output")
 
 
