@@ -403,5 +403,5 @@ def test_a_pipe_is_not_read_again(tmp_path: Path) -> None:
 def test_a_size_beyond_every_number_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(f'{{"dump_path": "d", "max_queue_bytes": "{"9" * 400}"}}', encoding="utf-8")
-    with pytest.raises(CaptureError, match="max_queue_bytes: .* is no size"):
+    with pytest.raises(CaptureError, match=r"max_queue_bytes: .* is no size"):
         load_config(path)
