@@ -260,6 +260,9 @@ class Observer:
             return False
         if not (self._backward_inputs or self._backward_outputs):
             return False
+        if not records.is_first_backward(name):
+            self.problem("second backward", name, "it ran backward again in this step; the first time is recorded")
+            return False
         entry = EntryRecord(name)
         wanted = self._wanted(name)
         if self._backward_inputs:

@@ -51,6 +51,7 @@ class StepRecords:
         self._called: set[str] = set()
         self._outer: dict[str, str | None] = {}
         self._backwards: set[str] = set()
+        self._ran_backward: set[str] = set()
 
     @property
     def is_empty(self) -> bool:
@@ -115,6 +116,12 @@ class StepRecords:
     def gradients_of(self, key: str) -> EntryRecord | None:
         """A record to put gradients of this module into; None when the module is not recorded."""
         return EntryRecord(key) if key in self._gradients else None
+
+    def is_first_backward(self, name: str) -> bool:
+        """Whether this backward entry is new: a retained graph may run again, and would replace what was recorded."""
+        is_new = name not in self._ran_backward
+        self._ran_backward.add(name)
+        return is_new
 
     def note_backward(self, prefix: str) -> None:
         """A backward of the module with this prefix was recorded."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,18 @@ from capture.pytorch.device import Deferred, defer, is_capturing_graph, resolve
 from capture.pytorch.hostcopy import PinnedCopy, live_memory
 from capture.pytorch.leaves import leaf
 from capture.pytorch.quiet import Quiet, backward_is_running, recompute_is_running
-from capture.pytorch.raw import contiguous, copy_to, dispatch_keys, is_contiguous, item, narrow, numel, permute, stride
+from capture.pytorch.raw import (
+    contiguous,
+    copy_to,
+    dispatch_keys,
+    is_contiguous,
+    item,
+    narrow,
+    numel,
+    permute,
+    stride,
+    untyped_storage,
+)
 from capture.pytorch.special import Subject, dequantized, plain_keys, subject_of
 from capture.pytorch.statistics import NO_STATISTICS, Statistics, of_one
 from capture.values import clean_text
@@ -23,6 +35,7 @@ from capture.values import clean_text
 __all__ = ["TorchFramework"]
 
 _STATISTICS_ONLY = Wanted(statistics=True, data=False, md5=False)
+_ALWAYS_COPIED = 1 << 30
 _KEYS = ("Max", "Min", "Mean", "Norm")
 _ONE_ELEMENT_TYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool}
@@ -76,6 +89,10 @@ class TorchFramework:
             return Captured(_node_without_values(tensor, f"{type(error).__name__}: {error}"), None, None)
 
     def _plain(self, tensor: torch.Tensor, wanted: Wanted) -> Captured:
+        if (wanted.data or wanted.md5) and _is_too_wide(tensor):
+            wide = self._plain(tensor, wanted._replace(data=False, md5=False))
+            wide.node["not_captured"] = f"a view that would take {_nbytes(tensor):,} bytes written out"
+            return wide
         known = self.element_type(tensor.dtype)
         shape = list(tensor.shape)
         node: dict[str, Any] = {"type": "torch.Tensor", "dtype": known.name, "shape": shape}
@@ -259,6 +276,19 @@ def _reason(subject: Subject, wanted: Wanted) -> dict[str, str]:
     if not subject.reason or (subject.tensor is not None and not (wanted.data or wanted.md5)):
         return {}
     return {"not_captured": subject.reason}
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    nbytes: int = numel(tensor) * tensor.element_size()
+    return nbytes
+
+
+def _is_too_wide(tensor: torch.Tensor) -> bool:
+    """Whether an expanded view, written out, would take memory that is not there: ten numbers may stand for 10**12."""
+    nbytes = _nbytes(tensor)
+    if nbytes <= _ALWAYS_COPIED or is_contiguous(tensor) or nbytes <= 2 * untyped_storage(tensor).nbytes():
+        return False
+    return nbytes > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 def _compact(tensor: torch.Tensor, *, keep_order: bool) -> tuple[torch.Tensor, int, object]:

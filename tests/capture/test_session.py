@@ -457,3 +457,21 @@ def test_threads_that_start_and_stop_at_once_leave_no_hook(tmp_path: Path) -> No
     session.stop()
     assert (hooks.is_set, hooks.installed, session.observer.running) == (False, hooks.removed, False)
     session.close()
+
+
+def test_a_second_backward_of_a_call_is_said_and_leaves_no_orphan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = make(tmp_path, level="L1")
+
+    def work(observer: Observer) -> None:
+        call = api(observer, "relu", tensor(1))
+        for value in (2, 3):
+            observer.api_backward(call, [tensor(value)], [tensor(value)])
+
+    run_step(session, work)
+    session.close()
+    assert msformat.verify_dump(tmp_path).exit_code == 0
+    assert "ran backward again" in caplog.text
+    unit = msformat.open(tmp_path)[0, None]
+    assert raw(unit, "Functional.relu.0.backward")["input"][0]["Max"] == 2

@@ -499,3 +499,11 @@ def test_a_tensor_without_values_is_said() -> None:
     wanted = Wanted(statistics=True, data=True, md5=False)
     node = recorder.values((torch.empty(3, device="meta"),), "Functional.relu.0.forward.input", entry, wanted)[0]
     assert said == [("not captured: torch.Tensor", "Functional.relu.0.forward.input.0", node["not_captured"])]
+
+
+def test_a_view_of_one_number_as_10_to_the_12_keeps_its_statistics() -> None:
+    wide = torch.full((1,), 3.0).expand(10**12)
+    found = TorchFramework().describe(wide, Wanted(statistics=True, data=True, md5=True))
+    assert found.host is None
+    assert (found.node["Max"], found.node["Min"], found.node["Norm"]) == (3.0, 3.0, 3e6)
+    assert "4,000,000,000,000 bytes" in found.node["not_captured"]
