@@ -433,7 +433,7 @@ def test_rank_without_a_group() -> None:
         (torch.preserve_format, {"type": "torch.memory_format", "format": "preserve_format"}),
         (torch.channels_last, {"type": "torch.memory_format", "format": "channels_last"}),
         (torch.strided, {"type": "torch.layout", "value": "torch.strided"}),
-        (torch.Generator(), {"type": "torch.Generator", "value": "cpu"}),
+        pytest.param(torch.Generator(), {"type": "torch.Generator", "value": "cpu"}, id="generator"),
     ],
     ids=str,
 )
