@@ -7,6 +7,7 @@ starts in one file what it made in another.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -40,7 +41,7 @@ class either(Generic[_R]):  # noqa: N801 (a decorator, named as classmethod is)
         return functools.partial(self._method, owner.latest() if instance is None else instance)
 
 
-class DebuggerBase:
+class DebuggerBase(ABC):
     """Records what runs between ``start`` and ``stop``, a unit of the dump a step.
 
     Parameters
@@ -107,19 +108,21 @@ class DebuggerBase:
 
     # --- what a framework adds ---------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _make_framework(self) -> Framework:
-        raise NotImplementedError
+        """Whose tensors are recorded; ``config`` is known."""
 
+    @abstractmethod
     def _make_hooks(self) -> Hooks:
-        raise NotImplementedError
+        """What is set at ``start`` and taken off at ``stop``."""
 
+    @abstractmethod
     def _check_model(self, model: Any) -> None:
         """Refuse what cannot be hooked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _count_tokens(self, model: Any, on_token: Callable[[int], None]) -> Callable[[], None]:
         """Call back before each forward of ``model`` with its number; returns what takes that off again."""
-        raise NotImplementedError
 
     # --- the methods of msprobe --------------------------------------------------------------------------------------
 
@@ -273,11 +276,13 @@ class DebuggerBase:
         if self._undo_token_range is None:
             self._undo_token_range = self._count_tokens(self.model, on_token)
 
+    @abstractmethod
     def _make_saver(self) -> Saver:
-        raise NotImplementedError
+        """What ``save`` goes to."""
 
+    @abstractmethod
     def _custom_apis(self, *, register: bool, module: Any, api_name: str, prefix: str) -> None:
-        raise NotImplementedError
+        """Begin or end recording a function of the user's."""
 
 
 def _checked_token_range(token_range: Any) -> tuple[int, int] | None:

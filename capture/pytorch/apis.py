@@ -48,7 +48,7 @@ class ApiHooks:
 
     def __init__(self, observer: Observer, framework: ApiFramework) -> None:
         self._recorder = ApiRecorder(observer, framework)
-        self._pending = PendingWorks(observer, framework)
+        self._pending = PendingWorks(observer)
         self._names = _listed_names()
         self._apis: dict[tuple[str, str], Api] = {}
         self._custom: dict[tuple[int, str], tuple[Any, str]] = {}

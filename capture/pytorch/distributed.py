@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from capture.pytorch.patches import Patches
-from capture.pytorch.wrappers import Api, tensors_in
+from capture.pytorch.wrappers import Api
 
 if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer
-    from capture.pytorch.wrappers import ApiFramework, ApiRecorder
+    from capture.pytorch.wrappers import ApiRecorder
 
 __all__ = ["KNOWN_BY_IDENTITY", "CommunicationApi", "PendingWorks"]
 
@@ -38,9 +38,8 @@ class PendingWorks:
     Nobody is waited for on the user's behalf, because that would order what the program left unordered.
     """
 
-    def __init__(self, observer: Observer, framework: ApiFramework) -> None:
+    def __init__(self, observer: Observer) -> None:
         self._observer = observer
-        self._framework = framework
         self._patches = Patches()
         # The works are held as well, so that a number in here means the object it was taken from.
         self._pending: dict[int, list[_Pending]] = {}
@@ -84,7 +83,7 @@ class PendingWorks:
         for pending in self._pending.pop(id(work), ()):
             pending.works = [other for other in pending.works if other is not work]
             if not pending.works:
-                record_output(self._observer, self._framework, pending.call, pending.values)
+                self._observer.end_api(pending.call, pending.values)
 
 
 def _holding_originals(init: Callable[..., None]) -> Callable[..., None]:
@@ -95,13 +94,6 @@ def _holding_originals(init: Callable[..., None]) -> Callable[..., None]:
         init(operation, op.original if isinstance(op, Api) else op, *args, **kwargs)
 
     return hold
-
-
-def record_output(observer: Observer, framework: ApiFramework, call: ApiCall, values: tuple[Any, ...]) -> None:
-    """Record what a collective wrote: its version counters need not show it."""
-    for tensor in tensors_in(values):
-        framework.forget(tensor)
-    observer.end_api(call, values)
 
 
 class CommunicationApi(Api):
@@ -129,4 +121,4 @@ class CommunicationApi(Api):
         if works:
             self.pending.add(call, values, works)
         else:
-            record_output(self.observer, self.recorder.framework, call, values)
+            self.observer.end_api(call, values)

@@ -20,8 +20,7 @@ __all__ = ["TorchHooks"]
 class _SharedGradients:
     """Hooks of functions and of modules that meet on one tensor fire in one order: outer calls first."""
 
-    def __init__(self, framework: TorchFramework, groups: GradientGroups) -> None:
-        self.forget = framework.forget
+    def __init__(self, groups: GradientGroups) -> None:
         self.on_gradient = groups.watch
         self.advance = groups.advance
 
@@ -40,7 +39,7 @@ class TorchHooks:
     def __init__(self, observer: Observer, framework: TorchFramework, *, level: str) -> None:
         self._hooks_apis, self._hooks_modules = level in ("L1", "mix"), level in ("L0", "mix")
         groups = GradientGroups(observer)
-        self._apis = ApiHooks(observer, _SharedGradients(framework, groups))
+        self._apis = ApiHooks(observer, _SharedGradients(groups))
         self._modules = ModuleHooks(observer, framework, groups)
         self._are_set = False
         self._alone: tuple[weakref.ReferenceType[torch.nn.Module], str] | None = None

@@ -247,9 +247,6 @@ class TorchFramework:
             return False
         return True
 
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Nothing to do: what is known hangs on content, and a changed tensor has another."""
-
     def new_step(self) -> None:
         """Forget all contents."""
         for known in self._types.values():

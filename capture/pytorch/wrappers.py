@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-import re
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -25,10 +24,9 @@ from torch.overrides import has_torch_function
 if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer
 
-__all__ = ["Api", "ApiFramework", "ApiMethod", "ApiRecorder", "tensors_in"]
+__all__ = ["Api", "ApiFramework", "ApiMethod", "ApiRecorder"]
 
 Values = tuple[Any, ...]
-_IN_PLACE_OPERATOR = re.compile(r"__(i(add|and|div|floordiv|lshift|matmul|mod|mul|or|pow|rshift|sub|xor)|setitem)__")
 
 
 class ApiFramework(Protocol):
@@ -36,9 +34,6 @@ class ApiFramework(Protocol):
 
     def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
         """Call back with the tensor's gradient; False when it takes none."""
-
-    def forget(self, tensor: Any) -> None:
-        """The tensor's content may have changed without its version telling."""
 
 
 class SideSteppingMode(Protocol):
@@ -69,7 +64,6 @@ class Api:
     __slots__ = (
         "__dict__",
         "__weakref__",
-        "in_place",
         "local",
         "name",
         "observer",
@@ -87,8 +81,6 @@ class Api:
         self.recorder = recorder
         self.observer = recorder.observer
         self.local = recorder.observer.local
-        plain = name.endswith("_") and not name.endswith("__")
-        self.in_place = plain or _IN_PLACE_OPERATOR.fullmatch(name) is not None
         functools.update_wrapper(self, original)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -134,14 +126,10 @@ class Api:
 
     def finish(self, call: ApiCall, args: Values, kwargs: Mapping[str, Any], output: Any, sequence: int) -> None:
         """Record the outcome of a call, and have its gradients recorded when they come."""
-        recorder = self.recorder
-        if self.in_place:
-            recorder.forget(args)
-        if "out" in kwargs:
-            recorder.forget((kwargs["out"],))
+        del args, kwargs  # communication needs them
         self.observer.end_api(call, output)
         if self.observer.wants_backward(call):
-            recorder.hook_backward(call, output, sequence)
+            self.recorder.hook_backward(call, output, sequence)
 
 
 class ApiMethod(Api):
@@ -252,11 +240,6 @@ class ApiRecorder:
             where = f"{api.prefix}.{api.name}"
             self.observer.problem("compiled", where, "not recorded while torch.export or torch.compile makes a graph")
 
-    def forget(self, values: Any) -> None:
-        """Let the framework look again at tensors that were written to."""
-        for tensor in tensors_in(values):
-            self.framework.forget(tensor)
-
     def hook_backward(self, call: ApiCall, output: Any, sequence: int) -> None:
         """Have the gradients of a call recorded when its backward runs.
 
@@ -316,12 +299,3 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
         else:
             return None
     return value
-
-
-def tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    """Tensors among the values and in lists of them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from (item for item in value if isinstance(item, torch.Tensor))

@@ -366,16 +366,23 @@ def test_a_fork_reads_and_must_not_write(tmp_path: Path) -> None:
 # --- failures -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("owned", [True, False])
-def test_an_error_names_the_tensor_and_the_rest_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
-) -> None:
+def failing_at_poison() -> Callable[..., None]:
+    """Writes, but for paths with the word in them: there the disk is full."""
     real: Callable[..., None] = zarr_write.write_atomic  # type: ignore[attr-defined]
 
     def failing(path: str, data: Any, **options: Any) -> None:
         if "poison" in path:
             raise OSError(28, "No space left on device", path)
         real(path, data, **options)
+
+    return failing
+
+
+@pytest.mark.parametrize("owned", [True, False])
+def test_an_error_names_the_tensor_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
+) -> None:
+    failing = failing_at_poison()
 
     monkeypatch.setattr(zarr_write, "write_atomic", failing)
     with open_at(tmp_path, "w") as store:
@@ -529,12 +536,7 @@ def test_a_file_system_without_links_gets_the_bytes_again(tmp_path: Path, monkey
 def test_what_came_to_nothing_is_no_source_of_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owned: bool
 ) -> None:
-    real: Callable[..., None] = zarr_write.write_atomic  # type: ignore[attr-defined]
-
-    def failing(path: str, data: Any, **options: Any) -> None:
-        if "poison" in path:
-            raise OSError(28, "No space left on device", path)
-        real(path, data, **options)
+    failing = failing_at_poison()
 
     # A dead writer left a chunk of other content under the name of the first.
     store = open_at(tmp_path, "w")

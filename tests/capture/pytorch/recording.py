@@ -78,17 +78,11 @@ class RecordingObserver:
 
 
 class RecordingFramework:
-    """Hooks gradients the plain way and writes down which tensors it was told to look at again."""
-
-    def __init__(self) -> None:
-        self.forgotten: list[Any] = []
+    """Hooks gradients the plain way."""
 
     def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
         tensor.register_hook(callback)
         return True
-
-    def forget(self, tensor: Any) -> None:
-        self.forgotten.append(tensor)
 
 
 def hooks_for(observer: Any, framework: Any = None) -> ApiHooks:
