@@ -18,7 +18,3 @@ class Counters:
     def next(self, name: str) -> int:
         """The number of this call: 0 for the first one of the step."""
         return next(self._series[name])
-
-    def clear(self) -> None:
-        """Begin a step."""
-        self._series.clear()

@@ -92,9 +92,6 @@ class Framework(Protocol):
     def rank(self) -> int | None:
         """Rank of this process, None when there is only one."""
 
-    def in_backward(self) -> bool:
-        """Whether a backward pass is running in this thread."""
-
     def is_recompute(self) -> bool:
         """Whether this forward is the second one of activation checkpointing."""
 

@@ -15,7 +15,7 @@ from capture.pytorch.contents import ElementType
 from capture.pytorch.device import Deferred, defer, is_capturing_graph, resolve
 from capture.pytorch.hostcopy import PinnedCopy, live_memory
 from capture.pytorch.leaves import leaf
-from capture.pytorch.quiet import Quiet, backward_is_running, recompute_is_running
+from capture.pytorch.quiet import Quiet, recompute_is_running
 from capture.pytorch.raw import (
     contiguous,
     copy_to,
@@ -223,10 +223,6 @@ class TorchFramework:
         """Rank in the default process group, None when there is none."""
         distributed = torch.distributed
         return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else None
-
-    def in_backward(self) -> bool:
-        """Whether a backward pass is running in this thread."""
-        return backward_is_running()
 
     def is_recompute(self) -> bool:
         """Whether this is the forward that activation checkpointing runs during the backward pass."""

@@ -75,8 +75,8 @@ class FakeFramework:
     ----------
     number
         Rank of the process, None for a single one.
-    backward, recompute
-        What ``in_backward`` and ``is_recompute`` say.
+    recompute
+        What ``is_recompute`` says.
     deferred
         Statistics stay "on the device" until ``resolve``.
     described
@@ -90,7 +90,6 @@ class FakeFramework:
     name: str = "pytorch"
     suffix: str = ".npy"
     number: int | None = None
-    backward: bool = False
     recompute: bool = False
     deferred: bool = False
     described: list[int] = field(default_factory=list)
@@ -147,9 +146,6 @@ class FakeFramework:
 
     def rank(self) -> int | None:
         return self.number
-
-    def in_backward(self) -> bool:
-        return self.backward
 
     def is_recompute(self) -> bool:
         return self.recompute
