@@ -409,7 +409,7 @@ for number in range(100):
             place.sink.finish()
             place.sink.close("child")
             queue.close()
-            # The HDF5 library's own exit handler can crash in a child that was forked inside one of its calls; workers of
+            # HDF5's own exit handler may fail in a child that was forked inside one of its calls; workers of
             # multiprocessing leave like this. Else with everything an interpreter does at its end.
             os._exit(0) if sys.argv[2] == "hdf5" else sys.exit(0)
         if number == 60:
