@@ -201,6 +201,11 @@ class Store(ABC):
 
     backend: ClassVar[str]
 
+    @staticmethod
+    def check_installed() -> object:
+        """Import what writing needs, or raise :class:`BackendMissingError` with the extra that brings it."""
+        return None
+
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
     ) -> None:

@@ -16,6 +16,7 @@ from msformat.errors import StoreError
 from msformat.filesystem import is_url, open_filesystem
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
+from msformat.stores.hdf5_forks import close_in_children
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
 
 __all__ = [
@@ -44,11 +45,11 @@ def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
     try:
         if is_url(location):
             parent, _, name = location.rpartition("/")
-            return h5py.File(open_filesystem(parent).open(name), "r"), None
+            return close_in_children(h5py.File(open_filesystem(parent).open(name), "r")), None
         guard.check_regular(location)
         if has_pending_sync(location):
             paged = PagedFile(location, "r")
-            return h5py.File(paged, "r"), paged
+            return close_in_children(h5py.File(paged, "r")), paged
         return _open_locked(h5py, location), None
     except StoreError:
         raise
@@ -87,8 +88,8 @@ def open_for_writing(location: str, *, fsync: bool = True) -> tuple[Any, PagedFi
         raise StoreError(f"{location}: cannot be written: {error}") from error
     try:
         if paged.seek(0, os.SEEK_END) == 0:  # what tempfile and touch make
-            return h5py.File(paged, "w", track_order=True), paged
-        return h5py.File(paged, "r+"), paged
+            return close_in_children(h5py.File(paged, "w", track_order=True)), paged
+        return close_in_children(h5py.File(paged, "r+")), paged
     except (OSError, RuntimeError, ValueError) as error:
         paged.abandon()
         paged.close()

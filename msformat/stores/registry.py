@@ -8,9 +8,10 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from msformat.errors import StoreError
+from msformat.foreign import FORMS
 from msformat.stores.base import Mode, Store, StoreOptions
 
-__all__ = ["BUILTIN_STORES", "available_stores", "open_store", "store_class"]
+__all__ = ["BUILTIN_STORES", "available_stores", "check_backend", "open_store", "store_class"]
 
 BUILTIN_STORES = {
     "files": "msformat.stores.files:FilesStore",
@@ -40,10 +41,23 @@ def open_store(
     return store_class(backend)(location, mode=mode, group=group, options=options)
 
 
+def check_backend(backend: str) -> None:
+    """Import what a backend needs, before anything depends on it.
+
+    Raises
+    ------
+    StoreError
+        Unknown backend.
+    BackendMissingError
+        The backend's library is not installed; says which extra brings it.
+    """
+    store_class(backend).check_installed()
+
+
 @lru_cache(maxsize=64)
 def store_class(backend: str) -> type[Store]:
     """The class of a backend, imported on first use."""
-    target = BUILTIN_STORES.get(backend)
+    target = FORMS[backend].store if backend in FORMS else BUILTIN_STORES.get(backend)
     if target is not None:
         module, _, name = target.partition(":")
         found: type[Store] = getattr(import_module(module), name)
@@ -56,7 +70,7 @@ def store_class(backend: str) -> type[Store]:
 
 
 def available_stores() -> tuple[str, ...]:
-    """Names of all backends, built-in ones first. A missing library shows only when one is opened."""
+    """Names of all backends that can be written, built-in ones first. A missing library shows when one is opened."""
     return (*BUILTIN_STORES, *sorted({point.name for point in _plugins()} - set(BUILTIN_STORES)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,11 @@ def test_save_does_nothing_at_other_levels(tmp_path: Path) -> None:
 def test_a_custom_api_must_exist(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no function 'nothing'"):
         FakeDebugger(dump_path=tmp_path, level="L1").register_custom_api(np, "nothing")
+
+
+def test_a_missing_library_is_said_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"level": "L1", "dump_path": str(tmp_path / "d"), "storage": {"format": "hdf5"}}))
+    with pytest.raises(CaptureError, match=r"pip install .*msformat\[hdf5\]"):
+        FakeDebugger(str(config))

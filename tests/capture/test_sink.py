@@ -409,9 +409,7 @@ for number in range(100):
             place.sink.finish()
             place.sink.close("child")
             queue.close()
-            # HDF5's own exit handler may fail in a child that was forked inside one of its calls; workers of
-            # multiprocessing leave like this. Else with everything an interpreter does at its end.
-            os._exit(0) if sys.argv[2] == "hdf5" else sys.exit(0)
+            sys.exit(0)  # with everything an interpreter does at its end
         if number == 60:
             assert os.waitpid(child, 0)[1] == 0
         else:

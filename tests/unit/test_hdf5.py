@@ -29,6 +29,7 @@ from msformat.stores.hdf5 import Hdf5Store
 from msformat.stores.hdf5_guard import escape, unescape
 from msformat.stores.hdf5_paged import PAGE, PagedFile, side_path
 
+ROOT = Path(__file__).resolve().parents[2]
 FLOAT32 = dtype_named("float32")
 UINT8 = dtype_named("uint8")
 
@@ -472,6 +473,39 @@ def test_a_forked_child_cannot_hurt_its_parents_file(path: str) -> None:
         assert list(reader.keys()) == ["x", "z"]
         for key in list(reader.keys()):
             reader.get(key).verify()
+
+
+CHILD_LEAVES = """
+import ctypes, os, sys
+import numpy as np
+from msformat.stores.hdf5 import Hdf5Store
+from tests.unit.test_hdf5 import FLOAT32
+store = Hdf5Store(sys.argv[1], mode=sys.argv[2], group="g")
+if sys.argv[2] != "r":
+    for number in range(50):
+        store.put(f"k{number}", np.arange(number + 3, dtype=np.float32), FLOAT32)
+    store._pipeline.drain()
+# What the frames of a thread hold that is not there any more is never let go.
+for held in (store, store._file, store._file.id):
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+status = os.waitpid(child, 0)[1]
+store.close()
+assert status == 0, status
+"""
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_forked_child_ends_in_peace_whatever_its_parents_threads_held(path: str, pending: bool) -> None:
+    subprocess.run([sys.executable, "-c", CHILD_LEAVES, path, "x"], cwd=ROOT, check=True, timeout=60)
+    with Hdf5Store(path, group="g") as reader:
+        assert len(reader) == 50
+        reader.get("k49").verify()
+    if pending:  # read through our file object
+        Path(side_path(path)).write_bytes(b"")
+    subprocess.run([sys.executable, "-c", CHILD_LEAVES, path, "r"], cwd=ROOT, check=True, timeout=60)
 
 
 # --- the file below --------------------------------------------------------------------------------------------------
