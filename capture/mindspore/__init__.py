@@ -1,0 +1,1 @@
+"""Capture for MindSpore: a drop-in for ``msprobe.mindspore``."""
