@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from msformat import interop, model, schema
 from msformat.dtypes import DType, parse_dtype
-from msformat.errors import TensorNotFoundError
+from msformat.errors import MsformatError, TensorNotFoundError
 from msformat.lazy import reading
 from msformat.logical import LogicalBits, logical_bits
 from msformat.names import OpName
 from msformat.selection import Selection
+from msformat.stats import tensor_stats
 from msformat.stores.base import StoredTensor
 
 if TYPE_CHECKING:
@@ -99,6 +100,20 @@ class Tensor:
     def stats(self) -> model.Stats | None:
         """Max, Min, Mean and Norm; None where the document has none."""
         return self.meta.stats
+
+    def statistics(self) -> model.Stats | None:
+        """:attr:`stats`, or where the document has none those of the values, which are read for it.
+
+        Save directories of MindSpore and kernel dumps have no document, so theirs is made without any. None where there
+        are no values, or they cannot be read (:meth:`numpy` says why).
+        """
+        if self.stats is not None or not self.has_data:
+            return self.stats
+        try:
+            found = self._read(...)
+        except (MsformatError, OSError, MemoryError):
+            return None
+        return tensor_stats(found.bits, found.dtype)
 
     @property
     def digest(self) -> str | None:

@@ -17,23 +17,26 @@ from dataclasses import dataclass, field, replace
 from msformat.atomic import is_temporary
 from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
+from msformat.foreign import find_foreign
 from msformat.lookalikes import describe_directory, describe_file
 from msformat.names import natural_key
-from msformat.stores.registry import BUILTIN_STORES, available_stores, store_class
+from msformat.stores.registry import store_class
+from msformat.unitfiles import (
+    CONTAINERS,
+    DOCUMENTS,
+    JOURNAL_NAME,
+    TENSORS,
+    UNIT_FILES,
+    backend_of,
+    has_container,
+    has_item,
+    telling_name,
+    without_special,
+)
 from msformat.units import BRANCHES, UnitKey, is_rank_label, parse_step_label, parse_unit_path, separate_runs
 
 __all__ = ["JOURNAL_NAME", "UnitKey", "UnitLocation", "find_units", "parse_unit_path", "unit_backend"]
 
-JOURNAL_NAME = "journal.jsonl"
-_DOCUMENTS = ("dump.json", "debug.json")
-_TENSORS = "dump_tensor_data"
-# Containers inside a unit directory, the preferred one first.
-_CONTAINERS = {"dump.h5": "hdf5", "dump.zarr": "zarr"}
-_CONTAINER_STEM = "dump."
-# What makes a directory a unit of canonical files.
-_FILES = (*_DOCUMENTS, _TENSORS)
-# Naming one of these names its unit.
-_UNIT_FILES = {*_DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log", "tensors.jsonl", JOURNAL_NAME}
 _HDF5_SUFFIXES = (".h5", ".hdf5")
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -43,7 +46,7 @@ _SEARCH_DEPTH = 3
 _SEARCH_DIRECTORIES = 1000
 _LOOKED_FOR = (
     f"looked for step{{N}}/rank{{R}} (also rank, proc{{pid}}, and graph or pynative above) with "
-    f"{', '.join((*_DOCUMENTS, *_CONTAINERS))} or {JOURNAL_NAME}, down to {_SEARCH_DEPTH} levels below"
+    f"{', '.join((*DOCUMENTS, *CONTAINERS))} or {JOURNAL_NAME}, down to {_SEARCH_DEPTH} levels below"
 )
 
 
@@ -74,7 +77,7 @@ class UnitLocation:
 def unit_backend(directory: str) -> str | None:
     """The store a unit directory uses (``files``, ``hdf5``, ``zarr``); None if it holds no unit."""
     fs = open_filesystem(directory)
-    return _backend(_plain(fs.list(""))) if fs.kind("") == "directory" else None
+    return backend_of(without_special(fs.list(""))) if fs.kind("") == "directory" else None
 
 
 def find_units(path: str | os.PathLike[str]) -> tuple[list[UnitLocation], list[str]]:
@@ -170,7 +173,7 @@ class _Context:
 
 def _find_at_file(fs: FileSystem, location: str) -> _Finder:
     above, name = _parent(location)
-    if name in _UNIT_FILES:
+    if name in UNIT_FILES:
         finder = _Finder(_filesystem(above))
         if finder.unit("", finder.list(""), _Context.of(above)):
             return finder
@@ -198,9 +201,9 @@ def _find_in_directory(fs: FileSystem, location: str) -> _Finder:
         return _find_in_container(fs, "zarr", location)
     context = _Context.of(location)
     finder.tree("", items, context)
-    if finder.units and _backend(items):
+    if finder.units and backend_of(items):
         finder.note(
-            "", f"a dump beside the directories of other units: only those are read; name {_found(items)} itself"
+            "", f"a dump beside the directories of other units: only those are read; name {telling_name(items)} itself"
         )
     if not finder.units and not finder.unit("", items, context):
         return _search(finder, items)
@@ -211,7 +214,7 @@ def _find_in_container(fs: FileSystem, backend: str, location: str) -> _Finder:
     finder = _Finder(fs)
     above, name = _parent(location)
     # Somebody who names dump.h5 inside a unit directory gets that unit, with the journal beside it.
-    directory = above if name in _CONTAINERS else None
+    directory = above if name in CONTAINERS else None
     unfinished = directory is not None and _filesystem(above).kind(JOURNAL_NAME) == "file"
     journal = f"{above.rstrip('/')}/{JOURNAL_NAME}" if unfinished else None
     # A Zarr group inside a store is a directory and may be named, too: step0 of all.zarr.
@@ -225,29 +228,40 @@ def _find_in_container(fs: FileSystem, backend: str, location: str) -> _Finder:
 
 
 def _search(finder: _Finder, items: Sequence[Item]) -> _Finder:
-    """Look for one tree below a directory that is none, nearest level first."""
+    """Look for one tree below a directory that is none, nearest level first; for one of another tool's after that."""
     fs = finder.fs
+    for asks_others in (False, True):
+        problems: list[str] = []
+        found = _search_levels(fs, items, problems, asks_others=asks_others)
+        if found is not None:
+            return found
+    hint = describe_directory(_parent(os.path.abspath(fs.describe("")))[1], items)
+    raise FormatError(_nothing(fs.describe(""), hint, finder.problems + problems))
+
+
+def _search_levels(fs: FileSystem, items: Sequence[Item], problems: list[str], *, asks_others: bool) -> _Finder | None:
     level = [("", items)]
     budget = _SEARCH_DIRECTORIES
     for _ in range(_SEARCH_DEPTH):
         names = [join(path, item.name) for path, found in level for item in found if _worth_a_look(item)]
         if len(names) > budget:
-            finder.note("", f"holds more than {_SEARCH_DIRECTORIES} directories: not all were searched")
-        tried = [_tree_at(fs, name) for name in sorted(names, key=natural_key)[:budget]]
+            problems.append(
+                f"{fs.describe('')}: holds more than {_SEARCH_DIRECTORIES} directories: not all were searched"
+            )
+        tried = [_tree_at(fs, name, asks_others=asks_others) for name in sorted(names, key=natural_key)[:budget]]
         trees = [tree for tree, _ in tried if tree.units]
         if len(trees) == 1:
             return trees[0]
         if trees:
             raise FormatError(_several(fs, trees))
-        finder.problems += [problem for tree, _ in tried for problem in tree.problems]
+        problems += [problem for tree, _ in tried for problem in tree.problems]
         level = [(tree.root, found) for tree, found in tried]
         budget -= len(tried)
-    hint = describe_directory(_parent(os.path.abspath(fs.describe("")))[1], items)
-    raise FormatError(_nothing(fs.describe(""), hint, finder.problems))
+    return None
 
 
-def _tree_at(fs: FileSystem, path: str) -> tuple[_Finder, list[Item]]:
-    finder = _Finder(fs, path)
+def _tree_at(fs: FileSystem, path: str, *, asks_others: bool) -> tuple[_Finder, list[Item]]:
+    finder = _Finder(fs, path, asks_others=asks_others)
     items = finder.list(path)
     finder.tree(path, items, _Context())
     if not finder.units:
@@ -256,7 +270,7 @@ def _tree_at(fs: FileSystem, path: str) -> tuple[_Finder, list[Item]]:
 
 
 def _worth_a_look(item: Item) -> bool:
-    hidden = item.name.startswith(".") or item.name == _TENSORS or item.name.endswith(".zarr")
+    hidden = item.name.startswith(".") or item.name == TENSORS or item.name.endswith(".zarr")
     return item.kind == "directory" and not hidden and not _is_layout(item.name)
 
 
@@ -269,13 +283,20 @@ def _is_layout(name: str) -> bool:
 
 @dataclass(slots=True)
 class _Finder:
-    """Units and problems found so far. Depth is that of the format, so links in circles end by themselves."""
+    """Units and problems found so far. Depth is that of the format, so links in circles end by themselves.
+
+    Attributes
+    ----------
+    asks_others
+        Whether a directory that holds no dump of ours may be one of another tool.
+    """
 
     fs: FileSystem
     root: str = ""
     units: dict[UnitKey, UnitLocation] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     unlisted: set[str] = field(default_factory=set)
+    asks_others: bool = True
 
     def note(self, path: str, text: str) -> None:
         self.problems.append(f"{self.fs.describe(path)}: {text}")
@@ -299,7 +320,7 @@ class _Finder:
         for item in found:
             if item.kind == "special" and not is_temporary(item.name):
                 self.note(join(path, item.name), "is no regular file, or a link that leads outside: left alone")
-        return _plain(found)
+        return without_special(found)
 
     def tree(self, path: str, items: Iterable[Item], context: _Context) -> None:
         """Units in branches, steps and ranks below a directory."""
@@ -329,16 +350,18 @@ class _Finder:
 
     def unit(self, path: str, items: Sequence[Item], context: _Context, *, expected: bool = False) -> bool:
         """Take a directory as a unit, if it is one."""
-        backend = _backend(items)
+        backend = backend_of(items)
         if backend is None:
+            if self.foreign(path, items, context):
+                return True
             if expected:
                 self.note_no_unit(path, items)
             return False
         self._note_double(path, items, backend)
         where = self.fs.describe(path)
-        name = "" if backend == "files" else _found(items)
+        name = "" if backend == "files" else telling_name(items)
         location = self.fs.describe(join(path, name)) if name else where
-        journal = self.fs.describe(join(path, JOURNAL_NAME)) if _has(items, JOURNAL_NAME, "file") else None
+        journal = self.fs.describe(join(path, JOURNAL_NAME)) if has_item(items, JOURNAL_NAME, "file") else None
         unit = UnitLocation(context.key, backend, location, directory=where, journal=journal)
         if name and not context.rank:
             # A directory that is not named for a rank may be the home of a file with many units.
@@ -346,10 +369,18 @@ class _Finder:
         self._add(unit)
         return True
 
+    def foreign(self, path: str, items: Sequence[Item], context: _Context) -> bool:
+        """Take a directory as units that another tool wrote, if it is one or holds some."""
+        before = len(self.units)
+        for backend, unit in find_foreign(self.fs, path, items, context.key) if self.asks_others else ():
+            where = self.fs.describe(unit.path)
+            self._add(UnitLocation(unit.key, backend, where, unit.group, directory=where))
+        return len(self.units) > before
+
     def _note_double(self, path: str, items: Sequence[Item], backend: str) -> None:
-        unread = [name for name, kind in _CONTAINERS.items() if kind != backend and _has_container(items, name)]
+        unread = [name for name, kind in CONTAINERS.items() if kind != backend and has_container(items, name)]
         if unread:
-            self.note(path, f"{' and '.join(unread)} beside {_found(items)}: only the latter is read")
+            self.note(path, f"{' and '.join(unread)} beside {telling_name(items)}: only the latter is read")
 
     def container(self, whole: UnitLocation, prefix: str = "") -> bool:
         """Units that are groups of one file below ``prefix``; ``whole`` is the unit if the root is one."""
@@ -370,51 +401,12 @@ class _Finder:
             self.problems.append(f"{unit.location}: {unit.key} was already found in {first.location}: left alone")
 
 
-def _plain(items: Iterable[Item]) -> list[Item]:
-    return [item for item in items if item.kind != "special" and not is_temporary(item.name)]
-
-
-def _has(items: Iterable[Item], name: str, kind: str) -> bool:
-    return any(item.name == name and item.kind == kind for item in items)
-
-
-def _has_container(items: Sequence[Item], name: str) -> bool:
-    return _has(items, name, "directory" if name.endswith(".zarr") else "file")
-
-
-def _found(items: Sequence[Item]) -> str:
-    """The name that decides what backend a unit has."""
-    for name in _DOCUMENTS:
-        if _has(items, name, "file"):
-            return name
-    if _has(items, _TENSORS, "directory"):
-        return _TENSORS
-    return next((name for name in _CONTAINERS if _has_container(items, name)), "") or _found_plugin(items)
-
-
-def _found_plugin(items: Sequence[Item]) -> str:
-    """``dump.{backend}`` of a store that another package registers."""
-    names = [item.name for item in items if item.name.startswith(_CONTAINER_STEM)]
-    # Plug-ins are asked for only where something might be theirs: that reads the metadata of all packages.
-    backends = set(available_stores()) - set(BUILTIN_STORES) if names else set()
-    return next((name for name in names if name.removeprefix(_CONTAINER_STEM) in backends), "")
-
-
-def _backend(items: Sequence[Item]) -> str | None:
-    """Canonical files before containers: they are what msprobe itself would read."""
-    found = _found(items)
-    if found:
-        return "files" if found in _FILES else _CONTAINERS.get(found) or found.removeprefix(_CONTAINER_STEM)
-    # Killed before the first tensor: containers are made when they are opened, so this was to become files.
-    return "files" if _has(items, JOURNAL_NAME, "file") else None
-
-
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
 def _no_unit(path: str, items: Sequence[Item]) -> str:
     hint = describe_directory(os.path.basename(path), items)
-    return f"no dump in it ({hint or f'no {_DOCUMENTS[0]}, {_DOCUMENTS[1]}, dump.h5 or dump.zarr'}): left alone"
+    return f"no dump in it ({hint or f'no {DOCUMENTS[0]}, {DOCUMENTS[1]}, dump.h5 or dump.zarr'}): left alone"
 
 
 def _nothing(location: str, hint: str | None, problems: Sequence[str]) -> str:

@@ -40,7 +40,7 @@ def describe_directory(name: str, items: Sequence[Item]) -> str | None:
         return _CHECKPOINT
     for suffix in (".npy", ".pt"):
         if any(file.endswith(suffix) for file in files):
-            return f"it holds {suffix} files without dump.json: files of save or save_grad of a static graph, perhaps"
+            return f"it holds {suffix} files without dump.json, under names that save of a static graph does not give"
     return None
 
 

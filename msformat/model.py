@@ -19,6 +19,7 @@ from msformat.names import OpName, parse_entry
 
 __all__ = [
     "MAX_DEPTH",
+    "MISSING_GRADIENT",
     "STATISTICS",
     "Entry",
     "Header",
@@ -34,6 +35,9 @@ __all__ = [
 
 # Containers inside one another. msprobe stops far earlier; json itself gives up near 1,000.
 MAX_DEPTH = 256
+# ``type`` of the record that stands for gradients that save_grad was called for and that never came; its value says of
+# how many calls.
+MISSING_GRADIENT = "missing_gradient"
 
 # A string only where another tool spelled NaN as text; it is kept as given.
 Statistic: TypeAlias = "bool | int | float | str | None"

@@ -202,7 +202,7 @@ def _row_of(tensor: Tensor) -> tuple[Any, ...]:
     return (
         unit.label, unit.key.step, unit.key.rank, tensor.entry.key, tensor.slot, tensor.path,
         meta.type, meta.dtype, meta.shape,
-        *_statistics(meta.stats), meta.digest, meta.data_name, meta.requires_grad,
+        *_statistics(tensor.statistics()), meta.digest, meta.data_name, meta.requires_grad,
     )  # fmt: skip
 
 

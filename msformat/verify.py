@@ -16,6 +16,7 @@ from msformat.errors import FormatError, MsformatError
 from msformat.filesystem import is_url
 from msformat.jsontext import parse_json
 from msformat.layout import UnitLocation, find_units
+from msformat.model import MISSING_GRADIENT
 from msformat.plan import ENTRY_DOCUMENTS, load_entries, tensor_references
 from msformat.schema import dump_header
 from msformat.stores.base import ReadOnlyBuffer, Store, StoredTensor
@@ -187,7 +188,17 @@ def _checked_values(dump: DumpDocument | None, source: str, problems: list[str])
             check_entry(key, value, source)
         except FormatError as error:
             problems.append(str(error))
+        if isinstance(value, dict) and value.get("type") == MISSING_GRADIENT:
+            problems.append(_missing_gradient(key, value.get("value")))
         yield key, value
+
+
+def _missing_gradient(key: str, calls: Any) -> str:
+    name = key.removesuffix(".debug").rpartition(".")[0].removesuffix("_grad")
+    return (
+        f"entry {key!r}: no gradient came for {calls} calls of save_grad: no backward pass ran through them, "
+        f"or what save_grad returned was not used (write {name} = save_grad(…, {name!r}, {name}))"
+    )
 
 
 def _check_tensor(

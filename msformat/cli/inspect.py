@@ -315,7 +315,7 @@ def _tensor_cells(tensor: Tensor) -> tuple[object, ...]:
         tensor.meta.type,
         tensor.dtype_name,
         list(tensor.shape),
-        *_numbers(tensor.stats),
+        *_numbers(tensor.statistics()),
         tensor.data_name or "",
     )
 

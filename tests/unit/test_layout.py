@@ -377,8 +377,8 @@ KERNEL = "rank_0/Net/0/0/ReLU.Default_ReLU-op0.0.0.1796014176174393.output.0.Def
         ([KERNEL], KERNEL, "kernel dump"),
         (["kernel_kbyk_dump.json"], "", "kernel dump"),
         (["step0/kernel_config_12.json", "step0/20250101120000/0/Add.x.1.2.1796014176174393"], "", "kernel dump"),
-        (["step0/rank0/x_float32_0.npy"], "", "static graph"),
-        (["graph/step0/rank0/x_float32_0.npy"], "graph", "static graph"),
+        (["step0/rank0/x.npy"], "", "static graph"),
+        (["graph/step0/rank0/x_float32.npy"], "graph", "static graph"),
         ([".zgroup", "a/.zarray"], "", "Zarr v2"),
         (["model.pth"], "", "model checkpoint"),
         (["model.pth"], "model.pth", "model checkpoint"),
@@ -405,11 +405,21 @@ def test_the_tensor_folder_points_to_its_unit(tmp_path: Path) -> None:
         find_units(tmp_path / "step0/rank/dump_tensor_data")
 
 
-def test_static_graph_files_beside_a_dump_are_named(tmp_path: Path) -> None:
-    make(tmp_path, "step0/rank0/dump.json", "graph/step0/rank0/x_float32_0.npy")
+def test_arrays_beside_a_dump_are_named(tmp_path: Path) -> None:
+    make(tmp_path, "step0/rank0/dump.json", "graph/step0/rank0/x.npy")
     units, (problem,) = find_units(tmp_path)
     assert [unit.key.path for unit in units] == ["step0/rank0"]
     assert "static graph" in problem
+
+
+def test_static_graph_files_beside_a_dump_are_a_unit(tmp_path: Path) -> None:
+    make(tmp_path, "step0/rank0/dump.json", "graph/step0/rank0/x_float32_0.npy")
+    units, problems = find_units(tmp_path)
+    assert [(unit.key.path, unit.backend) for unit in units] == [
+        ("step0/rank0", "files"),
+        ("graph/step0/rank0", "mindspore_dump"),
+    ]
+    assert not problems
 
 
 # --- remote, golden, scale -------------------------------------------------------------------------------------------
