@@ -9,10 +9,14 @@ from typing import Any, NamedTuple
 
 import mindspore
 from mindspore import Tensor, mint
+from mindspore._c_expression import TensorPy
 
 from capture.mindspore.statistics import Statistics
 
 __all__ = ["Deferred", "defer", "is_on_host", "resolve"]
+
+# As it is in C++: mindtorch has an attribute of its own, which raises for gradients.
+_device: Any = getattr(TensorPy, "device", None)
 
 
 class Deferred(NamedTuple):
@@ -26,10 +30,9 @@ class Deferred(NamedTuple):
 
 def is_on_host(tensor: Tensor) -> bool:
     """Whether the values lie in the host's memory."""
-    device = getattr(tensor, "device", None)
-    if device is None:  # before MindSpore 2.7
+    if _device is None:  # before MindSpore 2.7
         return str(mindspore.get_context("device_target")) == "CPU"
-    return str(device).startswith("CPU")
+    return str(_device.__get__(tensor)).startswith("CPU")
 
 
 def defer(tensor: Tensor) -> Deferred:

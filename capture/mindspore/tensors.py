@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +75,7 @@ class MindSporeFramework:
         reason = _why_not(tensor)
         if reason:
             return Captured(node | {"not_captured": reason}, None, None)
-        if wanted.data or wanted.md5 or is_on_host(tensor) or tensor.size <= 1:
+        if wanted.data or wanted.md5 or is_on_host(tensor) or math.prod(shape) <= 1:
             return self._on_host(tensor, node, wanted)
         return self._on_device(tensor, node, wanted)
 
@@ -205,7 +206,7 @@ def _why_not(tensor: Tensor) -> str:
     """Why the values of a tensor cannot be had without harm; empty when they can."""
     if getattr(tensor, "has_init", False):
         return "it has no values yet (init_data was not called)"
-    nbytes = int(tensor.nbytes)
+    nbytes = int(tensor._nbytes)  # mindtorch has another ``nbytes``, which does not know all types
     if nbytes > _ALWAYS_COPIED and not tensor.is_contiguous():
         room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
         if nbytes > room:
