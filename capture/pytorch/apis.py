@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from capture.patches import Patches
 from capture.pytorch.compiled import GraphWatch
 from capture.pytorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks
 from capture.pytorch.modes import EarlyBound, handing_over_originals
 from capture.pytorch.optimizers import TreeRoots
-from capture.pytorch.patches import Patches
 from capture.pytorch.wrappers import Api, ApiMethod, ApiRecorder
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 import torch.jit
 
-from capture.pytorch.patches import Patches
+from capture.patches import Patches
 
 if TYPE_CHECKING:
     from capture.observer import Observer

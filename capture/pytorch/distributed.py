@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed
 
-from capture.pytorch.patches import Patches
+from capture.patches import Patches
 from capture.pytorch.wrappers import Api
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from capture.pytorch.patches import Patches
+from capture.patches import Patches
 
 if TYPE_CHECKING:
     from capture.observer import Observer

@@ -24,8 +24,8 @@ from torch.nn.functional import linear as early_linear
 from torch.nn.functional import relu as early_relu
 from torch.overrides import TorchFunctionMode
 
+from capture.patches import Patches
 from capture.pytorch.apis import ApiHooks
-from capture.pytorch.patches import Patches
 from tests.capture.pytorch.recording import RecordingObserver, hooks_for, installed
 
 PEER = json.loads((Path(__file__).parent / "peer_names.json").read_text())
