@@ -92,8 +92,8 @@ class Framework(Protocol):
     def rank(self) -> int | None:
         """Rank of this process, None when there is only one."""
 
-    def is_recompute(self) -> bool:
-        """Whether this forward is the second one of activation checkpointing."""
+    def is_recompute(self) -> bool | None:
+        """Whether this forward is the second one of activation checkpointing; None: dumps do not say it."""
 
     def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
         """Call back with the tensor's gradient; False when it takes none."""

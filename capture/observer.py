@@ -208,7 +208,7 @@ class Observer:
         call.entry = entry = EntryRecord(name)
         if self._forward_inputs:
             self._put_inputs(entry, args, kwargs, self._wanted(name))
-            entry.value["is_recompute"] = self._framework.is_recompute()
+            self._note_recompute(entry)
             records.reserve(entry)
         return call
 
@@ -226,7 +226,7 @@ class Observer:
                     _as_tuple(output), f"{name}.output", entry, self._wanted(name)
                 )
                 if not self._forward_inputs:
-                    entry.value["is_recompute"] = self._framework.is_recompute()
+                    self._note_recompute(entry)
         finally:
             self._finish(call, entry)
 
@@ -306,7 +306,7 @@ class Observer:
                 value = self._recorder.values(_as_tuple(output), f"{name}.output", entry, wanted)
                 entry.value["output"] = value
             entry.value["parameters"] = self._recorder.values(dict(parameters), f"{name}.parameters", entry, wanted)
-            entry.value["is_recompute"] = self._framework.is_recompute()
+            self._note_recompute(entry)
             records.add(entry)
         trained = [key for key, parameter in parameters.items() if getattr(parameter, "requires_grad", False)]
         if trained and self._keeps_parameter_gradients:
@@ -340,6 +340,11 @@ class Observer:
         wanted = self._wanted(key)
         node = self._recorder.values(gradient, f"{key}.{parameter}", entry, wanted)
         records.put_gradient(entry, parameter, node)
+
+    def _note_recompute(self, entry: EntryRecord) -> None:
+        is_recompute = self._framework.is_recompute()
+        if is_recompute is not None:
+            entry.value["is_recompute"] = is_recompute
 
     def _note_stack(self, records: StepRecords, name: str) -> None:
         if self._keeps_stacks:

@@ -166,9 +166,8 @@ class MindSporeFramework:
         distributed = mindspore.mint.distributed
         return int(distributed.get_rank()) if distributed.is_initialized() else None
 
-    def is_recompute(self) -> bool:
-        """False: MindSpore's dumps do not say it."""
-        return False
+    def is_recompute(self) -> None:
+        """None: MindSpore's dumps do not say it."""
 
     def on_gradient(self, tensor: Tensor, callback: Callable[[Any], None]) -> bool:
         """Call back with the tensor's gradient; False when it takes none."""
