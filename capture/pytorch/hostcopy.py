@@ -7,6 +7,7 @@ and FSDP resizes storages in every step. ``ctypes`` looks at the same memory and
 from __future__ import annotations
 
 import ctypes
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from capture.framework import HostTensor
 from capture.pytorch.raw import contiguous, data_ptr, element_size, numel, storage_offset, untyped_storage
 from msformat import DType
 
-__all__ = ["PinnedCopy", "host_tensor", "live_array", "live_memory"]
+__all__ = ["PinnedCopy", "array_type", "host_tensor", "live_array", "live_memory"]
 
 
 def live_memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
@@ -31,7 +32,13 @@ def live_memory(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
     nbytes: int = numel(tensor) * size
     if untyped_storage(tensor).nbytes() < nbytes + storage_offset(tensor) * size:
         raise ValueError("its storage was released")
-    return (ctypes.c_char * nbytes).from_address(data_ptr(tensor))
+    return array_type(nbytes).from_address(data_ptr(tensor))
+
+
+@lru_cache(maxsize=4096)
+def array_type(nbytes: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """``c_char * nbytes``, kept: making such a type takes ten times as long as using it."""
+    return ctypes.c_char * nbytes
 
 
 def live_array(tensor: torch.Tensor, storage: np.dtype[Any]) -> np.ndarray[Any, Any]:

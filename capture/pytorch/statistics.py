@@ -8,7 +8,6 @@ for empty tensors and for element types whose bits are no number here (packed fl
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from capture.pytorch.hostcopy import live_array
+from capture.pytorch.hostcopy import array_type, live_array
 from capture.pytorch.raw import (
     aminmax,
     complex_abs,
@@ -90,7 +89,7 @@ def _none(_tensor: torch.Tensor) -> Statistics:
 
 def _of_float32(tensor: torch.Tensor) -> Statistics:
     count = numel(tensor)
-    memory: Any = (ctypes.c_char * (4 * count)).from_address(data_ptr(tensor))
+    memory: Any = array_type(4 * count).from_address(data_ptr(tensor))
     values = np.frombuffer(memory, np.float32)
     if count <= _DOT:
         # Calls are what costs here, and numpy's are shorter; argmax and argmin find a NaN first.
