@@ -33,7 +33,7 @@ class DType:
         The plain numpy type a store keeps: ``float32`` for float32, ``uint16`` for bfloat16, ``uint8`` for float8.
     numpy
         The numpy or ml_dtypes type that ``numpy()`` returns; equals ``storage`` where no such type exists
-        (complex32, the packed float4 pair, quantised and sub-byte types).
+        (complex32, the packed float4 pair, quantised types, and those below a byte but int4 and uint4).
     lanes
         Number of storage elements for one logical element. 1, except for types no plain integer can hold
         (``longdouble``: 16 bytes in 16 lanes), whose stored arrays have one more, last, axis of that length.
@@ -175,6 +175,8 @@ _ML_DTYPES = {
     "float8_e3m4": (np.uint8, None),
     "float8_e4m3": (np.uint8, None),
     "float8_e4m3b11fnuz": (np.uint8, None),
+    "int4": (np.uint8, None),
+    "uint4": (np.uint8, None),
 }
 
 # No numpy type says what these mean; their bits are kept. torch packs two float4 in a byte, and its quantised and
@@ -193,7 +195,7 @@ _OPAQUE = {
     "bits1x8": (np.uint8, None),
     "bits2x4": (np.uint8, None),
     "bits4x2": (np.uint8, None),
-    **{f"{sign}int{width}": (np.uint8, None) for sign in ("", "u") for width in range(1, 8)},
+    **{f"{sign}int{width}": (np.uint8, None) for sign in ("", "u") for width in (1, 2, 3, 5, 6, 7)},
 }
 
 

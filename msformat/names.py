@@ -8,6 +8,7 @@ Entry keys::
     gradients       {Module|Cell}.{path}.{Class}.parameters_grad[.{n}]    with an index since 26.2.0
     saved variable  {name}.{n}.debug                                      8.1.0, 26.2.0
     saved variable  {name}.{n}                                            1.2.2
+    kernel          {Type}.{name}.{task}[.{stream}].{timestamp}           level L2, nine digits or more
 
 Tensor names: ``{entry}.{category}{.path}{suffix}`` with the categories input, output, kwargs and parameters;
 ``{entry}{.path}{suffix}`` for saved variables and parameter gradients; ``{entry}.tensor.{path}{suffix}`` for saved
@@ -15,7 +16,8 @@ variables of 1.2.2, where a bare tensor leaves the path empty (``y.0.tensor..pt`
 
 Nothing in a name is quoted, so some strings have two readings. The choice is always the same:
 
-* An entry key is, in this order: ``….{n}.debug``, a module (kind ``Module`` or ``Cell``), an API, ``{name}.{n}``.
+* An entry key is, in this order: ``….{n}.debug``, a module (kind ``Module`` or ``Cell``), an API, a kernel,
+  ``{name}.{n}``.
 * Keys are read from the right: modules may be called ``forward`` or ``0``, variables may hold dots and digits.
 * A tensor name of an API or module ends its entry at the *leftmost* place where a complete entry is followed by a
   category: a module called ``input`` is no such place, a dict key in an argument comes after it.
@@ -71,6 +73,8 @@ _DEBUG = "debug"
 _TENSOR_122 = "tensor"
 # No leading zero, so that a number is rebuilt as it was; 18 digits keep int() far from its digit limit.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
+# Type and name of a kernel hold no dots; no variable was ever saved as often as its timestamp is large.
+_KERNEL = re.compile(r"([^.]*)\.([^.]*)\.([0-9]{1,20}(?:\.[0-9]{1,20})?)\.([1-9][0-9]{8,19})")
 _NAME_BYTES = 255
 _HARMFUL = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 _READABLE_BYTES = 160
@@ -90,13 +94,15 @@ class OpName:
         API name, module path (``0.blocks.1`` when models were given as a list), or variable name. ``""`` for a module
         key without path, which only other tools write.
     class_name
-        Class of a module or primitive, else None.
+        Class of a module or primitive, type of a kernel, else None.
     index
-        Which call, from 0; None for parameter gradients of 1.2.2 and 8.1.0.
+        Which call, from 0; None for parameter gradients of 1.2.2 and 8.1.0. A kernel's timestamp.
     stage
-        ``forward``, ``backward``, ``parameters_grad``, ``debug``; ``""`` for a saved variable of 1.2.2.
+        ``forward``, ``backward``, ``parameters_grad``, ``debug``; ``""`` for a saved variable of 1.2.2. A kernel's
+        task and stream, ``5.2``.
     order
-        Where the index stands: ``api`` before the stage, ``module`` after it, ``saved`` after the variable.
+        Where the index stands: ``api`` before the stage, ``module`` after it, ``saved`` after the variable, ``kernel``
+        after task and stream.
     """
 
     kind: str
@@ -104,7 +110,7 @@ class OpName:
     class_name: str | None
     index: int | None
     stage: str
-    order: Literal["api", "module", "saved"]
+    order: Literal["api", "module", "saved", "kernel"]
 
     def __str__(self) -> str:
         return build_entry(self)
@@ -142,7 +148,7 @@ class TensorName:
 def parse_entry(key: str) -> OpName | None:
     """Take an entry key apart; None for a key of no known form. ``build_entry`` gives the same string back."""
     parts = key.split(".")
-    return _parse_debug(parts) or _parse_module(parts) or _parse_api(parts) or _parse_saved(parts)
+    return _parse_debug(parts) or _parse_module(parts) or _parse_api(parts) or _parse_kernel(key) or _parse_saved(parts)
 
 
 def build_entry(name: OpName) -> str:
@@ -156,6 +162,8 @@ def build_entry(name: OpName) -> str:
     """
     if name.order == "module":
         return _build_module(name)
+    if name.order == "kernel":
+        return f"{name.class_name}.{name.path}.{name.stage}.{_index_text(name)}"
     stage_ok = name.stage in _STAGES if name.order == "api" else name.stage in ("", _DEBUG)
     if not stage_ok or (name.order == "api" and not name.kind):
         raise _no_key(name)
@@ -192,6 +200,11 @@ def _parse_debug(parts: Sequence[str]) -> OpName | None:
     if len(parts) < 3 or parts[-1] != _DEBUG or not _is_index(parts[-2]):
         return None
     return OpName("", ".".join(parts[:-2]), None, int(parts[-2]), _DEBUG, "saved")
+
+
+def _parse_kernel(key: str) -> OpName | None:
+    found = _KERNEL.fullmatch(key)
+    return OpName("", found[2], found[1], int(found[4]), found[3], "kernel") if found else None
 
 
 def _parse_saved(parts: Sequence[str]) -> OpName | None:
@@ -270,7 +283,7 @@ def build_data_name(name: TensorName) -> str:
 
 def _split_known(stem: str, entry: str, suffix: str) -> TensorName | None:
     op = parse_entry(entry)
-    if op is None or not (stem == entry or stem.startswith(entry + ".")):
+    if op is None or op.order == "kernel" or not (stem == entry or stem.startswith(entry + ".")):
         return None
     rest = stem[len(entry) + 1 :]
     path = tuple(rest.split(".")) if stem != entry else ()

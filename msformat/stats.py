@@ -22,6 +22,8 @@ __all__ = ["tensor_stats"]
 _PIECE = 1 << 20
 # Squares and sums of such values neither overflow nor vanish in float64.
 _LARGE, _SMALL = 1e140, 1e-140
+# Integers that ml_dtypes has and numpy calls void.
+_BELOW_A_BYTE = ("int4", "uint4")
 _EMPTY = Stats(None, None, None, None)
 
 
@@ -47,6 +49,8 @@ def tensor_stats(bits: NDArray[Any], dtype: DType) -> Stats:
         return _EMPTY
     if values.dtype.kind == "b":
         return Stats(bool(values.any()), bool(values.all()), None, None)
+    if dtype.name in _BELOW_A_BYTE:
+        values = values.astype(np.int8)
     with np.errstate(all="ignore"):  # NaN and infinities are values to report, not accidents
         if values.dtype.kind in "iu":
             return _of_integers(values)

@@ -198,3 +198,25 @@ def test_numbers_sort_as_numbers_of_any_length() -> None:
     huge = "9" * (sys.int_info.default_max_str_digits + 1)
     assert natural_key("x" + huge) > natural_key("x" + huge[:-1])
     assert sorted(["b", "a10", "a", "a2", "", "10", "2", "a02"], key=natural_key)[:4] == ["", "2", "10", "a"]
+
+
+@pytest.mark.parametrize(
+    ("key", "parts"),
+    [
+        ("Add.Default_Add-op1.5.2.1735011096426349", ("Add", "Default_Add-op1", "5.2", 1735011096426349)),
+        ("MatMul.mm.7.20250609144925349", ("MatMul", "mm", "7", 20250609144925349)),
+        ("exception_info.10.20.20250609144925349", ("exception_info", "10", "20", 20250609144925349)),
+    ],
+)
+def test_kernels(key: str, parts: tuple[str, str, str, int]) -> None:
+    found = parse_entry(key)
+    assert found is not None
+    assert (found.class_name, found.path, found.stage, found.index) == parts
+    assert found.order == "kernel"
+    assert build_entry(found) == key
+
+
+def test_a_saved_variable_is_no_kernel() -> None:
+    found = parse_entry("a.b.5.2.17")
+    assert found is not None
+    assert (found.order, found.path, found.index) == ("saved", "a.b.5.2", 17)

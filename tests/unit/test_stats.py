@@ -137,10 +137,18 @@ def test_every_type_takes_empty_and_rank_0(dtype: Any) -> None:
     json.dumps([found.max, found.min, found.mean, found.norm])
 
 
-@pytest.mark.parametrize("name", ["complex32", "qint8", "quint4x2", "float4_e2m1fn_x2", "int4", "bits8", "hifloat8"])
+@pytest.mark.parametrize("name", ["complex32", "qint8", "quint4x2", "float4_e2m1fn_x2", "int2", "bits8", "hifloat8"])
 def test_bits_without_a_meaning_have_no_statistics(name: str) -> None:
     dtype = dtype_named(name)
     assert tensor_stats(np.ones(4, dtype.storage), dtype) == Stats(None, None, None, None)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("int4", (7, -8, -0.5)), ("uint4", (15, 0, 7.5))])
+def test_integers_of_four_bits_are_integers(name: str, expected: tuple[int, int, float]) -> None:
+    """A byte holds one; only its low half counts."""
+    found = tensor_stats(np.arange(16, dtype=np.uint8), dtype_named(name))
+    assert (found.max, found.min, found.mean) == expected
+    assert type(found.max) is int
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "bc"]), np.array(["2020-01-01"], "M8[D]"), np.array([b"x"])])
