@@ -7,9 +7,11 @@ re-entrant lock around a few additions; whoever waits, waits on a lock of its ow
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from collections.abc import Callable
 __all__ = ["Job", "WriteQueue"]
 
 Job = Callable[[], object]
+_NICENESS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -161,11 +164,15 @@ class WriteQueue:
         if self._thread is not None or self._has_ended:
             return
         try:
-            threading.Thread(target=self._serve, name="capture-writer", daemon=True).start()
+            threading.Thread(target=self._serve_behind, name="capture-writer", daemon=True).start()
         except RuntimeError:  # no threads any more: the interpreter is ending, or the system has no more of them
             self._serve(block=False)
 
     # --- the thread that runs them -----------------------------------------------------------------------------------
+
+    def _serve_behind(self) -> None:
+        _yield_to_training()
+        self._serve()
 
     def _serve(self, *, block: bool = True) -> None:
         """Run jobs, if nobody else does, until the queue is closed; without ``block`` those that wait."""
@@ -208,6 +215,17 @@ class WriteQueue:
         if self._has_ended:
             self._end.release()
         return not self._has_ended
+
+
+def _yield_to_training() -> None:
+    """Give this thread, and those it will start (they inherit it), a low priority: the training's threads go first.
+
+    A step of a small GPT on two cores waits half as long for tensors that are compressed meanwhile. Linux alone has
+    priorities of threads; elsewhere the call would slow the whole process.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _nothing() -> None:

@@ -412,3 +412,24 @@ def test_a_forked_child_does_nothing_and_waits_for_nothing(hold: bool) -> None:
 def test_interrupts_are_the_default_ones() -> None:
     """No signal handler was set."""
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads")
+def test_the_writer_and_its_threads_come_after_the_training() -> None:
+    found: dict[str, int] = {}
+
+    def note(name: str) -> None:
+        found[name] = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def job() -> None:
+        note("writer")
+        helper = threading.Thread(target=note, args=("its own",))
+        helper.start()
+        helper.join()
+
+    note("training")
+    queue = WriteQueue(1)
+    queue.submit(job)
+    queue.close()
+    after = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    assert found["writer"] == found["its own"] > found["training"] == after
