@@ -50,6 +50,7 @@ class MindSporeFramework:
         self._types: dict[str, DType | None] = {}
         self._on_device_types: dict[str, bool] = {}
         self._foreign: Exception | None = None
+        self._runs_on_host: bool | None = None
 
     # --- tensors -----------------------------------------------------------------------------------------------------
 
@@ -117,7 +118,10 @@ class MindSporeFramework:
     def resolve(self, pending: list[tuple[dict[str, Any], object]]) -> None:
         """Fill statistics that were left on the device into their nodes, with one copy for all."""
         late = [(node, one) for node, one in pending if isinstance(one, Deferred)]
-        self._settle()
+        try:
+            settle()
+        except Exception as error:  # noqa: BLE001 (it is kept, and raised by ``give_back``)
+            self._foreign = self._foreign or error
         try:
             with Quiet():
                 found = resolve([one for _, one in late])
@@ -136,9 +140,19 @@ class MindSporeFramework:
 
     # --- the program's errors ----------------------------------------------------------------------------------------
 
+    def settle(self) -> None:
+        """Wait for kernels on the host, and let through what went wrong in them.
+
+        On a device nothing waits: its errors come out where results are brought over, and :meth:`give_back` has them.
+        """
+        if self._runs_on_host is None:
+            self._runs_on_host = str(mindspore.get_context("device_target")) == "CPU"
+        if self._runs_on_host:
+            settle()
+
     def _settle(self) -> None:
         try:
-            settle()
+            self.settle()
         except Exception as error:  # noqa: BLE001 (it is kept, and raised by ``give_back``)
             self._foreign = self._foreign or error
 
