@@ -26,7 +26,7 @@ class PrimitiveHooks:
         self._classes: dict[tuple[type, str], type] = {}
 
     def install(self, model: Any) -> None:
-        """Hook what the cells of a model, or of a list of models, hold; one that two attributes hold goes by the first."""
+        """Hook what the cells of a model, or of a list of models, hold; the first attribute that holds one names it."""
         seen: set[int] = set()
         for name, primitive in _primitives_of(model):
             if id(primitive) in seen:
@@ -63,8 +63,9 @@ class PrimitiveHooks:
         """Made once for a class and a name, and kept: a program that starts in every step makes no more of them."""
         found = self._classes.get((kind, name))
         if found is None:
-            known = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-            known |= {"__call__": self._calling(kind, f"{name}.{kind.__name__}"), "__deepcopy__": _copying(kind)}
+            known: dict[str, Any] = {part: getattr(kind, part) for part in ("__module__", "__qualname__", "__doc__")}
+            known["__call__"] = self._calling(kind, f"{name}.{kind.__name__}")
+            known["__deepcopy__"] = _copying(kind)
             found = self._classes[kind, name] = type(kind.__name__, (kind,), known)
         return found
 
