@@ -1,0 +1,208 @@
+"""Backward passes of calls (of modules and of functions) by hooks on their inputs and outputs.
+
+For a MindSpore that shows no graph. A call *opens* when the gradient of one of its outputs is there, and *closes* when
+those of all its inputs are, when something made before it begins its backward, or when the backward pass ends.
+
+Nothing is put into the graph, so an input's gradient is the sum over all of its uses. Where calls share an input, and
+the sum is not what this call alone gives, the dump says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from capture.mindspore.graph import tensors_of
+from capture.mindtorch.tensorhooks import TensorGroups, is_inner, records_gradients
+
+if TYPE_CHECKING:
+    from capture.mindspore.backward import BackwardListener
+    from capture.mindspore.passes import BackwardPasses
+    from capture.observer import Observer
+
+__all__ = ["Call", "CallBackwards"]
+
+
+class CallBackwards:
+    """Follows the backward of calls; the interface is that of :class:`capture.mindspore.backward.CellBackwards`.
+
+    Parameters
+    ----------
+    observer
+        Says whether anything is recorded now, and takes problems.
+    passes
+        Says when a backward pass ends.
+    """
+
+    def __init__(self, observer: Observer, passes: BackwardPasses) -> None:
+        self._observer = observer
+        self._groups = TensorGroups(observer)
+        self._clock = itertools.count(1)
+        self._opened: list[Call] = []
+        passes.listen(on_end=self._end_of_pass)
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def begin(self, args: tuple[Any, ...]) -> Call | None:
+        """A call begins with these positional arguments; None when it will have no backward."""
+        if not records_gradients():
+            return None
+        call = Call(self, next(self._clock))
+        numbers = call.inputs
+        # Before anything inside the call watches them: what is inside is called first.
+        for tensor in tensors_of(args):
+            is_new = id(tensor) not in numbers
+            call.input_slots.append(numbers.setdefault(id(tensor), len(numbers)))
+            if is_new:
+                self._watch_input(call, numbers[id(tensor)], tensor)
+        return call
+
+    def _watch_input(self, call: Call, number: int, tensor: Any) -> None:
+        is_waited_for = is_inner(tensor) or bool(getattr(tensor, "requires_grad", False))
+        if is_waited_for or _may_be_asked(tensor):
+            call.waiting += is_waited_for
+            self._groups.watch(tensor, _Input(call, number, is_waited_for))
+
+    def end(self, call: Call, output: Any, listener: BackwardListener) -> bool:
+        """A call has ended; ``listener`` is told about its backward. False when it will have none."""
+        given, call.inputs = call.inputs, {}
+        call.end, call.listener = next(self._clock), listener
+        if not records_gradients():
+            return False
+        numbers: dict[int, int] = {}
+        for tensor in tensors_of(output):
+            is_new = id(tensor) not in numbers
+            call.output_slots.append(numbers.setdefault(id(tensor), len(numbers)))
+            if is_new and is_inner(tensor):
+                self._groups.watch(tensor, _Output(call, numbers[id(tensor)]), anew=id(tensor) in given)
+                call.has_backward = True
+        return call.has_backward
+
+    # --- backward ----------------------------------------------------------------------------------------------------
+
+    def output_arrived(self, call: Call, number: int, gradient: Any) -> None:
+        """The gradient of an output is complete: what was called after this call is over."""
+        if call.is_over:
+            return
+        self._close_all([other for other in self._opened if other.begin > call.end])
+        if not call.is_open:
+            call.is_open = True
+            self._opened.append(call)
+            if call.listener is not None:
+                call.listener.opened()
+        call.gradients_out[number] = gradient
+
+    def input_arrived(self, watcher: _Input, gradient: Any, everybody: list[Any]) -> None:
+        """The gradient of an input is complete."""
+        call = watcher.call
+        if not call.is_open:
+            return  # it comes from other uses: no output of this call was used
+        call.gradients_in[watcher.number] = gradient
+        if any(isinstance(one, _Input) and one.call.is_beside(call) for one in everybody):
+            self._note_shared(call)
+        call.waiting -= watcher.is_waited_for
+        if watcher.is_waited_for and call.waiting <= 0:
+            self._close_all([other for other in self._opened if call.begin <= other.begin < call.end])
+
+    def _note_shared(self, call: Call) -> None:
+        if not call.is_shared:
+            call.is_shared = True
+            where = getattr(getattr(call.listener, "call", None), "backward", "")
+            text = "another call uses an input too: its gradient here is that of all its uses"
+            self._observer.problem("shared input", where, text)
+
+    def reset(self) -> None:
+        """Close what is open, and take the hooks off leaves."""
+        self._close_all(list(self._opened))
+        self._groups.reset()
+
+    def _end_of_pass(self, _: int, failed: bool) -> None:  # noqa: FBT001 (a callback)
+        if not failed:
+            self._close_all(list(self._opened))
+            return
+        for call in reversed(self._opened):
+            call.finish()
+            if call.listener is not None:
+                call.listener.dropped()
+        self._opened.clear()
+
+    def _close_all(self, calls: list[Call]) -> None:
+        """Close calls, what began last first."""
+        for call in sorted(calls, key=lambda one: one.begin, reverse=True):
+            self._opened.remove(call)
+            given = tuple(call.gradients_out.get(slot) for slot in call.output_slots)
+            taken = tuple(call.gradients_in.get(slot) for slot in call.input_slots)
+            call.finish()
+            if call.listener is not None:
+                call.listener.closed(given, taken)
+
+
+class Call:
+    """One call. It holds gradients while its backward is open, and never a tensor of the forward.
+
+    Attributes
+    ----------
+    begin, end
+        Place among all calls; what lies between ran inside this one.
+    inputs
+        While the forward runs: numbers of the inputs, by identity.
+    input_slots, output_slots
+        The number of each tensor among the inputs and outputs; ``f(x, x)`` has two at one number.
+    waiting
+        Gradients of inputs that are still to come.
+    """
+
+    __slots__ = (
+        "begin", "end", "gradients_in", "gradients_out", "has_backward", "input_slots", "inputs", "is_open", "is_over",
+        "is_shared", "listener", "output_slots", "owner", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, owner: CallBackwards, begin: int) -> None:
+        self.owner, self.begin, self.end = owner, begin, begin
+        self.inputs: dict[int, int] = {}
+        self.input_slots: list[int] = []
+        self.output_slots: list[int] = []
+        self.waiting = 0
+        self.has_backward = self.is_open = self.is_over = self.is_shared = False
+        self.gradients_in: dict[int, Any] = {}
+        self.gradients_out: dict[int, Any] = {}
+        self.listener: BackwardListener | None = None
+
+    def is_beside(self, other: Call) -> bool:
+        """Whether neither of two calls runs inside the other. One that raised is no other use."""
+        return self.listener is not None and (self.begin > other.end or self.end < other.begin)
+
+    def finish(self) -> None:
+        """Let go of the gradients."""
+        self.is_open, self.is_over = False, True
+        self.gradients_in, self.gradients_out = {}, {}
+
+
+class _Output:
+    """Waits for the gradient of an output."""
+
+    __slots__ = ("call", "number")
+
+    def __init__(self, call: Call, number: int) -> None:
+        self.call, self.number = call, number
+
+    def __call__(self, gradient: Any, _: list[Any]) -> None:
+        self.call.owner.output_arrived(self.call, self.number, gradient)
+
+
+class _Input:
+    """Waits for the gradient of an input."""
+
+    __slots__ = ("call", "is_waited_for", "number")
+
+    def __init__(self, call: Call, number: int, is_waited_for: bool) -> None:  # noqa: FBT001 (inside only)
+        self.call, self.number, self.is_waited_for = call, number, is_waited_for
+
+    def __call__(self, gradient: Any, everybody: list[Any]) -> None:
+        self.call.owner.input_arrived(self, gradient, everybody)
+
+
+def _may_be_asked(tensor: Any) -> bool:
+    """Whether the program may ask for the gradient of this leaf (``grad_position``): nobody says so beforehand."""
+    dtype = str(tensor.dtype).lower()
+    return "float" in dtype or "complex" in dtype

@@ -1,0 +1,276 @@
+"""Hooks on the modules of a torch that runs on MindSpore: its own forward hooks, and listening for the backward."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+from capture.mindspore.parameters import ParameterGradients
+from capture.mindtorch.backwards import Backwards, ModuleListener
+
+if TYPE_CHECKING:
+    from capture.mindspore.passes import BackwardPasses
+    from capture.observer import ModuleCall, Observer
+
+__all__ = ["ModuleHooks"]
+
+
+class _Running:
+    """One call of a module that has begun and not ended."""
+
+    __slots__ = ("call", "error", "hook", "inputs")
+
+    def __init__(self, hook: _Hook, call: ModuleCall, inputs: Any, error: int) -> None:
+        self.hook, self.call, self.inputs, self.error = hook, call, inputs, error
+
+
+class _Stack(threading.local):
+    """Running module calls of this thread, innermost last."""
+
+    def __init__(self) -> None:
+        self.running: list[_Running] = []
+
+
+class _Parameters(ParameterGradients):
+    """Knows the parameters of modules of torch."""
+
+    def add(self, prefix: str, module: Any) -> None:
+        """Note the parameters that a module itself has; ``prefix`` is ``Module.{path}.{class}``."""
+        for name, parameter in _own_parameters(module).items():
+            _, owners = self._owners.setdefault(id(parameter), (parameter, []))
+            if (prefix, name) not in owners:
+                owners.append((prefix, name))
+
+
+class ModuleHooks:
+    """Sets and removes the hooks of a model's modules.
+
+    Parameters
+    ----------
+    observer
+        Where events go.
+    backwards
+        Follows the backward of calls.
+    passes
+        Gives the gradients of parameters.
+    give_back
+        Raises an error of the program's that capture came upon, where the program can catch it.
+    """
+
+    def __init__(
+        self, observer: Observer, backwards: Backwards, passes: BackwardPasses, give_back: Callable[[], None]
+    ) -> None:
+        self._observer, self._backwards, self.give_back = observer, backwards, give_back
+        self._parameters = _Parameters(observer)
+        passes.listen(on_end=self._end_of_pass, on_result=self._parameters.arrived)
+        self._had_backward = False
+        self._stack = _Stack()
+        self._handles: list[Any] = []
+        self._single: list[Any] = []
+        self._single_id: int | None = None
+        self._silent: dict[str, None] = {}
+        self._hooked: set[int] = set()
+
+    # --- set and remove ----------------------------------------------------------------------------------------------
+
+    def install(self, models: Any) -> None:
+        """Hook every module below a model, or below each model of a list or tuple; the models themselves are not."""
+        self.remove()
+        for base, model in _models(models):
+            try:
+                for path, module in model.named_modules():
+                    if module is not model:
+                        self._handles += self._hook(module, f"{base}{path}")
+            except Exception as error:  # noqa: BLE001 (named_modules is the model's own, and may be replaced)
+                self._observer.problem("not hooked", base or type(model).__name__, f"{type(error).__name__}: {error}")
+
+    def install_one(self, module: Any, name: str) -> bool:
+        """Hook one module alone as ``Module.{name}.{class}``; False when it is recorded already."""
+        if id(module) in self._hooked:
+            text = "module_dump has no effect: it is recorded already, under its own name"
+            self._observer.problem("not hooked", name, text)
+            return False
+        self._single = self._hook(module, name)
+        self._single_id = id(module)
+        return True
+
+    def remove_one(self) -> None:
+        """Undo ``install_one``."""
+        handles, self._single = self._single, []
+        for handle in handles:
+            handle.remove()
+        if self._single_id is not None:
+            self._hooked.discard(self._single_id)
+            self._single_id = None
+
+    def finish(self) -> None:
+        """Say what did not come; called before recording stops."""
+        self._parameters.finish(had_backward=self._had_backward)
+
+    def remove(self) -> None:
+        """Take every hook off again."""
+        self.remove_one()
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        self._hooked.clear()
+        self._silent.clear()
+        self._parameters.forget()
+        self._had_backward = False
+        running, self._stack.running = self._stack.running, []
+        self._leave(running)
+
+    def never_fired(self) -> list[str]:
+        """Paths of modules that were hooked and never called: unused, or only their ``forward`` was."""
+        return list(self._silent)
+
+    def _hook(self, module: Any, path: str) -> list[Any]:
+        handles: list[Any] = []
+        try:
+            prefix = f"Module.{path}.{type(module).__name__}"
+            before = _Hook(self, path, prefix)
+            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+            handles.append(_register_after(module, _AfterHook(before)))
+            self._hooked.add(id(module))
+            self._parameters.add(prefix, module)
+            if not _is_never_called(type(module)):
+                self._silent[path] = None
+        except Exception as error:  # noqa: BLE001 (a class of its own mind costs itself only)
+            self._observer.problem("not hooked", path, str(error))
+        return handles
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def enter(self, hook: _Hook, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A module is called."""
+        self._silent.pop(hook.path, None)
+        observer = self._observer
+        if not observer.running or observer.local.busy:
+            return
+        call = observer.begin_module(hook.prefix, args, kwargs)
+        if call is None:
+            return
+        inputs = self._backwards.begin(args) if observer.wants_backward(call) else None
+        # An exception that was being handled before is no failure of this call. Its identity alone: it holds frames.
+        self._stack.running.append(_Running(hook, call, inputs, id(sys.exc_info()[1])))
+
+    def leave(self, hook: _Hook, module: Any, output: Any) -> None:
+        """A module's forward has returned, or raised."""
+        running = self._take(hook)
+        if running is None:
+            return
+        observer, error = self._observer, sys.exc_info()[1]
+        if error is not None and id(error) != running.error:
+            observer.abort_module(running.call)
+            return
+        observer.end_module(running.call, output, _own_parameters(module))
+        self._parameters.add(hook.prefix, module)  # some are made by the first forward
+        if running.inputs is not None:
+            self._backwards.end(running.inputs, output, ModuleListener(observer, running.call))
+
+    def failed(self, where: str, error: BaseException) -> None:
+        """Report; the training goes on."""
+        self._observer.problem(f"module hook {type(error).__name__}", where, str(error))
+
+    def _take(self, hook: _Hook) -> _Running | None:
+        """The innermost call of this hook. Calls above it were left by an exception that tells nobody."""
+        running = self._stack.running
+        for index in range(len(running) - 1, -1, -1):
+            if running[index].hook is hook:
+                found = running[index]
+                self._leave(running[index + 1 :])
+                del running[index:]
+                return found
+        return None
+
+    def _leave(self, left: list[_Running]) -> None:
+        for running in reversed(left):
+            self._observer.abort_module(running.call)
+
+    def _end_of_pass(self, _: int, failed: bool) -> None:  # noqa: FBT001 (a callback)
+        self._had_backward |= not failed
+
+
+class _Hook:
+    """Forward pre-hook of one module."""
+
+    __slots__ = ("hooks", "path", "prefix")
+
+    def __init__(self, hooks: ModuleHooks, path: str, prefix: str) -> None:
+        self.hooks, self.path, self.prefix = hooks, path, prefix
+
+    def __call__(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self.hooks.enter(self, args, kwargs)
+        except Exception as error:  # noqa: BLE001 (a hook never raises)
+            self.hooks.failed(self.path, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inert()
+
+
+class _AfterHook:
+    """Forward hook of one module; runs also when its forward raised."""
+
+    __slots__ = ("before",)
+
+    def __init__(self, before: _Hook) -> None:
+        self.before = before
+
+    def __call__(self, module: Any, _args: object, _kwargs: object, output: Any) -> None:
+        before = self.before
+        try:
+            before.hooks.leave(before, module, output)
+        except Exception as error:  # noqa: BLE001 (a hook never raises)
+            before.hooks.failed(before.path, error)
+        before.hooks.give_back()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _inert()
+
+
+def _register_after(module: Any, after: _AfterHook) -> Any:
+    """Before the hooks of others, and also when the forward raises: mindtorch's method knows not how to ask for it."""
+    handle = module.register_forward_hook(after, with_kwargs=True, prepend=True)
+    always = getattr(module, "_forward_hooks_always_called", None)
+    if always is not None:
+        always[handle.id] = True
+    return _Handle(handle, always)
+
+
+class _Handle:
+    """Takes a forward hook off, with the note that it is always called."""
+
+    __slots__ = ("_always", "_handle")
+
+    def __init__(self, handle: Any, always: dict[int, bool] | None) -> None:
+        self._handle, self._always = handle, always
+
+    def remove(self) -> None:
+        """Take it off."""
+        self._handle.remove()
+        if self._always is not None:
+            self._always.pop(self._handle.id, None)
+
+
+def _inert() -> tuple[Any, ...]:
+    """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
+    return getattr, (nullcontext(), "__exit__")
+
+
+def _models(models: Any) -> list[tuple[str, Any]]:
+    if isinstance(models, (list, tuple)):
+        return [(f"{index}.", model) for index, model in enumerate(models)]
+    return [("", models)]
+
+
+def _is_never_called(kind: type[Any]) -> bool:
+    """Containers have the ``forward`` of the class that they are all made from, which only raises."""
+    return any(kind.forward is base.__dict__.get("forward") for base in kind.__mro__ if base.__name__ == "Module")
+
+
+def _own_parameters(module: Any) -> dict[str, Any]:
+    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}
