@@ -11,6 +11,8 @@ next event from a node made before the call began, at the latest when the backwa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mindspore._c_expression import PyNativeExecutor_
@@ -71,19 +73,21 @@ class CellBackwards:
         """A cell's construct begins with these positional arguments; None when autograd does not look."""
         if not _executor.requires_grad():
             return None
-        if self._clock is None:
-            self._clock = Clock()
-        return inputs_of(args, self._clock)
+        with self._at_work():
+            if self._clock is None:
+                self._clock = Clock()
+            return inputs_of(args, self._clock)
 
     def end(self, inputs: CallInputs, output: Any, listener: BackwardListener) -> bool:
         """A cell's construct has ended; ``listener`` is told about its backward. False when it will have none."""
         if not _executor.requires_grad():
             return False
-        tensors = tensors_of(output)
-        edges = [edge_of(tensor) for tensor in tensors]
-        if all(edge is None for edge in edges):
-            return False
-        self._follow(inputs, tensors, edges, listener)
+        with self._at_work():
+            tensors = tensors_of(output)
+            edges = [edge_of(tensor) for tensor in tensors]
+            if all(edge is None for edge in edges):
+                return False
+            self._follow(inputs, tensors, edges, listener)
         return True
 
     def _follow(
@@ -107,6 +111,7 @@ class CellBackwards:
 
     def _hook(self, call: _Call, roots: dict[int, Any], inputs: CallInputs, outputs: dict[Edge, int]) -> None:
         found = walk(roots, inputs, outputs)
+        call.apart = _apart(found.taps, inputs.slots)
         taps = {found.last: [], **found.taps}
         for sequence, at_node in taps.items():
             weight = int(sequence == found.last or any(tap.input is not None for tap in at_node))
@@ -194,8 +199,16 @@ class CellBackwards:
         outputs, inputs, inner, call.over = call.outputs, call.inputs, call.inner, call.turn
         call.reset()
         given = {number: self._outer(whole, inner.get(number)) for number, whole in outputs.items()}
-        taken = {number: self._sum(parts) for number, parts in inputs.items()}
-        call.listener.closed(_at(call.output_slots, given), _at(call.input_slots, taken))
+        grad_outputs = tuple(None if slot is None else given.get(slot) for slot in call.output_slots)
+        call.listener.closed(grad_outputs, tuple(self._taken(call, inputs)))
+
+    def _taken(self, call: _Call, inputs: dict[int, list[Any]]) -> Iterator[Any]:
+        """Gradients of the inputs. A tensor given twice has its gradients apart where one operation takes both."""
+        left = {
+            slot: iter(parts) if slot in call.apart else iter((self._sum(parts),)) for slot, parts in inputs.items()
+        }
+        for slot in call.input_slots:
+            yield None if slot is None else next(left.get(slot, iter(())), None)
 
     # --- arithmetic --------------------------------------------------------------------------------------------------
 
@@ -228,12 +241,16 @@ class CellBackwards:
             return whole
 
     def _calculated(self, operation: Any, first: Any, second: Any) -> Any:
-        """Capture's own arithmetic: neither recorded nor seen by autograd."""
+        with self._at_work(), self._framework.quiet():
+            return operation(first, second)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Capture's own operations are not recorded. Autograd may look: the nodes it makes are what is asked for."""
         local = self._observer.local
         before, local.busy = local.busy, True
         try:
-            with self._framework.quiet():
-                return operation(first, second)
+            yield
         finally:
             local.busy = before
 
@@ -242,8 +259,8 @@ class _Call:
     """The backward of one cell call. Holds gradients while it is open, and never anything of the graph."""
 
     __slots__ = (
-        "bound", "floor", "inner", "input_slots", "inputs", "left", "listener", "needed", "opened", "output_slots",
-        "outputs", "over", "start", "turn", "whole",
+        "apart", "bound", "floor", "inner", "input_slots", "inputs", "left", "listener", "needed", "opened",
+        "output_slots", "outputs", "over", "start", "turn", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -256,6 +273,7 @@ class _Call:
         self.listener, self.start = listener, start
         self.input_slots, self.output_slots = input_slots, output_slots
         self.floor, self.needed, self.over = start, 0, -1
+        self.apart: set[int] = set()
         self.reset()
 
     def reset(self) -> None:
@@ -315,5 +333,14 @@ class _Node:
             self.backwards.failed("node", error)
 
 
-def _at(slots: list[int | None], gradients: dict[int, Any]) -> tuple[Any, ...]:
-    return tuple(None if slot is None else gradients.get(slot) for slot in slots)
+def _apart(taps: dict[int, list[Tap]], slots: list[int | None]) -> set[int]:
+    """Inputs that were given several times, and are taken as often by one operation: ``x + x``."""
+    repeated = {slot for slot in slots if slot is not None and slots.count(slot) > 1}
+    if not repeated:
+        return repeated
+    takers = {slot: [at for at in taps.values() if any(tap.input == slot for tap in at)] for slot in repeated}
+    return {
+        slot
+        for slot, nodes in takers.items()
+        if len(nodes) == 1 and sum(tap.input == slot for tap in nodes[0]) == slots.count(slot)
+    }

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mindspore import Tensor
+from mindspore._c_expression import PyNativeExecutor_
 
 __all__ = [
     "LEAF_SEQUENCE",
@@ -34,7 +35,8 @@ __all__ = [
 LEAF_SEQUENCE = 2**64 - 1
 """Sequence number of every leaf's node."""
 _MAX_DEPTH = 50
-_expand_as = Tensor.expand_as
+_executor = PyNativeExecutor_.get_instance()
+_expand_as, _view = Tensor.expand_as, Tensor.view
 
 Edge = tuple[int, int] | str
 """``(sequence number of a node, output number)``, or the name of a leaf."""
@@ -89,11 +91,12 @@ class Clock:
     """Tells the sequence number of the next node."""
 
     def __init__(self) -> None:
-        self._leaf: Any = Tensor(np.zeros((1,), np.float32)).requires_grad_()
+        self._leaf: Any = Tensor(np.zeros((1,), np.float32))
+        self._leaf.requires_grad_()
 
     def now(self) -> int:
         """The number that the next node will have, in this block with gradients."""
-        return int(self._leaf.view(1)._grad_node._sequence_nr()) + 1
+        return int(_view(self._leaf, 1)._grad_node._sequence_nr()) + 1
 
 
 def edge_of(tensor: Any) -> Edge | None:
@@ -106,7 +109,18 @@ def edge_of(tensor: Any) -> Edge | None:
     sequence = node._sequence_nr()
     if sequence == LEAF_SEQUENCE:
         return str(node.name())
-    return sequence, _expand_as(tensor, tensor)._grad_node.next_functions[0][1]
+    return sequence, _output_number(tensor)
+
+
+def _output_number(tensor: Any) -> int:
+    is_enabled = _executor.enable_grad()
+    if not is_enabled:
+        _executor.set_enable_grad(True)
+    try:
+        return int(_expand_as(tensor, tensor)._grad_node.next_functions[0][1])
+    finally:
+        if not is_enabled:
+            _executor.set_enable_grad(False)
 
 
 def inputs_of(args: tuple[Any, ...], clock: Clock) -> CallInputs:

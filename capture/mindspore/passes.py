@@ -17,6 +17,7 @@ from mindspore import Tensor
 from mindspore.ops.composite import base as composite
 
 from capture.mindspore.graph import tensors_of
+from capture.patches import Patches
 
 __all__ = ["BackwardPasses", "Pair"]
 
@@ -47,7 +48,7 @@ class BackwardPasses:
         self._count = 0
         self._on_end: list[Callable[[int, bool], None]] = []
         self._on_result: list[Callable[[list[Pair]], None]] = []
-        self._replaced: dict[str, Any] = {}
+        self._patches = Patches()
 
     @property
     def current(self) -> int:
@@ -68,26 +69,19 @@ class BackwardPasses:
 
     def install(self) -> None:
         """Begin to follow. The executor is one object, so its attribute is replaced and no function of a module."""
+        self.remove()
         executor = getattr(composite, "_pynative_executor", None)
         if executor is None or not callable(getattr(executor, "grad", None)):
             text = "this MindSpore runs its backward elsewhere: gradients of parameters are not recorded"
             self._problem("backward not followed", "", text)
             return
         for name in _METHODS:
-            original = getattr(executor, name, None)
-            if name not in self._replaced and original is not None:
-                # What somebody else has put on the object comes back at the end.
-                self._replaced[name] = executor.__dict__.get(name)
-                setattr(executor, name, self._following(original))
+            if callable(getattr(executor, name, None)):
+                self._patches.put(executor, name, self._following)
 
     def remove(self) -> None:
         """The executor is as it was."""
-        replaced, self._replaced = self._replaced, {}
-        for name, before in replaced.items():
-            if before is not None:
-                setattr(composite._pynative_executor, name, before)
-            else:
-                composite._pynative_executor.__dict__.pop(name, None)
+        self._patches.restore()
 
     def _following(self, original: Callable[..., Any]) -> Callable[..., Any]:
         # 2.10 has a flag before the arguments of the function.

@@ -16,6 +16,7 @@ from capture.framework import Captured, HostTensor, Wanted
 from capture.mindspore.contents import Contents
 from capture.mindspore.device import Deferred, defer, is_on_host, resolve
 from capture.mindspore.leaves import dtype_name, leaf
+from capture.mindspore.listening import GradientListener
 from capture.mindspore.quiet import Quiet, settle
 from capture.mindspore.statistics import NO_STATISTICS, Statistics, statistics_of
 from capture.values import clean_text
@@ -47,6 +48,7 @@ class MindSporeFramework:
 
     def __init__(self) -> None:
         self._contents = Contents()
+        self._gradients = GradientListener()
         self._types: dict[str, DType | None] = {}
         self._on_device_types: dict[str, bool] = {}
         self._foreign: Exception | None = None
@@ -185,22 +187,12 @@ class MindSporeFramework:
 
     def on_gradient(self, tensor: Tensor, callback: Callable[[Any], None]) -> bool:
         """Call back with the tensor's gradient; False when it takes none."""
-
-        def observe(gradient: Any) -> Any:
-            callback(gradient)
-            return gradient  # MindSpore takes what a hook returns for the gradient
-
-        try:
-            if not tensor._requires_grad:
-                return False
-            tensor.register_hook(observe)
-        except (AttributeError, RuntimeError, TypeError, ValueError):
-            return False
-        return True
+        return self._gradients.on_gradient(tensor, callback)
 
     def new_step(self) -> None:
-        """Forget all contents."""
+        """Forget all contents, and gradients that did not come."""
         self._contents.clear()
+        self._gradients.forget()
 
 
 def _bits(tensor: Tensor, dtype: DType, shape: tuple[int, ...]) -> tuple[NDArray[Any], bool]:
