@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +26,28 @@ __all__ = ["PrecisionDebugger"]
 class PrecisionDebugger(DebuggerBase):
     """Records cells (L0), APIs (L1), both (mix) or saved variables (debug) of a MindSpore program in PyNative mode.
 
-    See :class:`capture.debugger.DebuggerBase` for the arguments and methods, docs/config.md for config.json.
+    See :class:`capture.debugger.DebuggerBase` for the arguments and methods, docs/config.md for config.json. Where the
+    program has imported a ``torch`` that runs on MindSpore, this is :class:`capture.mindtorch.PrecisionDebugger`.
     """
 
     framework_name = "mindspore"
     framework: MindSporeFramework
     _hooks: MindSporeHooks | None
 
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """As msprobe does, of the class for what the program runs on."""
+        return super().__new__(_class_for(cls), *arguments, **named)  # type: ignore[return-value]
+
+    @classmethod
+    def latest(cls) -> Self:
+        """The debugger made last."""
+        kind = _class_for(cls)
+        return super().latest() if kind is cls else kind.latest()  # type: ignore[return-value]
+
     @classmethod
     def made_last(cls) -> Self | None:
         """The debugger made last, None when there is none."""
-        return cls._latest.get(cls)  # type: ignore[return-value]
+        return cls._latest.get(_class_for(cls))  # type: ignore[return-value]
 
     @either
     def stop(self) -> None:
@@ -71,6 +84,15 @@ class PrecisionDebugger(DebuggerBase):
             self._hooks.add_custom(module, api_name, prefix)
         else:
             self._hooks.remove_custom(module, api_name)
+
+
+def _class_for(kind: type[PrecisionDebugger]) -> type[PrecisionDebugger]:
+    """The class that this program needs: it depends on whose ``torch``, if any, was imported."""
+    if kind is not PrecisionDebugger or "torch" not in sys.modules:
+        return kind
+    mindtorch = importlib.import_module("capture.mindtorch")
+    found: type[PrecisionDebugger] = mindtorch.PrecisionDebugger if mindtorch.is_mindtorch() else kind
+    return found
 
 
 class _Counter:
