@@ -6,7 +6,7 @@ share them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from msformat import DType
 
-__all__ = ["Captured", "Framework", "HostTensor", "Wanted"]
+__all__ = ["Captured", "Framework", "HostTensor", "ValueRules", "Wanted"]
 
 
 class HostTensor:
@@ -66,6 +66,17 @@ class Wanted(NamedTuple):
     md5: bool
 
 
+class ValueRules(NamedTuple):
+    """How values that are no tensors are recorded, where the dumps of frameworks differ."""
+
+    odd_is_null: bool = False
+    """Values of a type that the format does not know (bytes, complex, an object) are null; False: their type's name."""
+    bound: Callable[[object], Any] | None = None
+    """The number that a bound of a slice stands for, when it is no Python number; None: null."""
+    named: Mapping[str, Callable[[object], Any]] = {}
+    """Key of a mapping to what makes the node of a value under it, or ``values.NOT_A_LEAF`` for the usual one."""
+
+
 class Framework(Protocol):
     """A framework's side of capture. No method raises for an odd tensor; it is recorded with the reason."""
 
@@ -73,6 +84,8 @@ class Framework(Protocol):
     """As the header says: ``pytorch``, ``mindspore``, ``mindtorch``."""
     suffix: str
     """Of tensor files: ``.pt`` or ``.npy``."""
+    rules: ValueRules
+    """How its dumps record other values."""
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``describe`` is to be asked about the value."""

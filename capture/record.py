@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -26,6 +27,7 @@ from capture.values import (
     numpy_scalar,
     opaque,
     plain,
+    slice_node,
     type_name,
 )
 
@@ -92,6 +94,12 @@ class Recorder:
         self.max_depth = max_depth
         self.on_problem = on_problem
         self._handlers: dict[type, _Handler] = {}
+        rules = framework.rules
+        self._opaque = _null if rules.odd_is_null else opaque
+        self._scalars: dict[type, Callable[[Any], Any]] = {**SCALARS, slice: partial(slice_node, number=rules.bound)}
+        if rules.odd_is_null:
+            self._scalars[complex] = _null
+        self.named = rules.named
 
     def values(self, value: Any, name: str, entry: EntryRecord, wanted: Wanted) -> Any:
         """JSON of a nested value; its tensors go to the entry.
@@ -125,15 +133,19 @@ class Recorder:
             return _Walk.unreadable
         if self.framework.is_tensor(value):
             return _Walk.tensor
-        if kind in SCALARS:
-            return _scalar(SCALARS[kind])
+        if kind in self._scalars:
+            return _scalar(self._scalars[kind])
         if issubclass(kind, np.ndarray):
             return _Walk.array
         if issubclass(kind, np.generic):
             return _scalar(numpy_scalar)
         if self.framework.leaf(value) is not NOT_A_LEAF:
             return _Walk.leaf
-        return _container_handler(kind) or _scalar(plain if issubclass(kind, (int, float, str)) else opaque)
+        return _container_handler(kind) or _scalar(plain if issubclass(kind, (int, float, str)) else self._opaque)
+
+
+def _null(_value: object) -> None:
+    """What the format does not know, in dumps that leave it out."""
 
 
 def _scalar(make: Callable[[Any], Any]) -> _Handler:
@@ -252,9 +264,17 @@ class _Walk:
             held = list(items)
             if not all(type(key) is str and key.isascii() for key, _ in held):
                 held = list(named_items(held, self._recorder.framework.leaf))
+            if self._recorder.named:
+                return {key: self._under(key, part, f"{name}.{key}") for key, part in held}
             return {key: self.node(part, f"{name}.{key}") for key, part in held}
         finally:
             self._open.discard(id(value))
+
+    def _under(self, key: str, value: Any, name: str) -> Any:
+        """JSON of a value that may be recorded by its key."""
+        make = self._recorder.named.get(key)
+        node = NOT_A_LEAF if make is None else make(value)
+        return self.node(value, name) if node is NOT_A_LEAF else node
 
     def _enter(self, value: Any, name: str) -> dict[str, Any] | None:
         """Note a container as open; a node that says so where the walk ends here."""

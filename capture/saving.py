@@ -241,7 +241,7 @@ class _Watch:
     """A framework that notes which tensors it described, by thread, while somebody watches."""
 
     def __init__(self, framework: Framework) -> None:
-        self.suffix = framework.suffix
+        self.suffix, self.rules = framework.suffix, framework.rules
         self.is_tensor = framework.is_tensor
         self.leaf = framework.leaf
         self._describe = framework.describe

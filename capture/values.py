@@ -6,6 +6,7 @@ subclass may have replaced: a value may be a lazy proxy, a generator or half-mad
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
@@ -28,6 +29,7 @@ __all__ = [
     "numpy_scalar",
     "opaque",
     "plain",
+    "slice_node",
     "type_name",
 ]
 
@@ -110,14 +112,24 @@ def _complex_node(value: complex) -> dict[str, Any]:
     return {"type": "complex", "value": str(value)}  # JSON has no complex numbers
 
 
-def _slice_node(value: slice) -> dict[str, Any]:
-    return {"type": "slice", "value": [_bound(bound) for bound in (value.start, value.stop, value.step)]}
+def slice_node(value: slice, number: Callable[[object], Any] | None = None) -> dict[str, Any]:
+    """Node of a slice.
+
+    Parameters
+    ----------
+    number
+        Makes a number of a bound that is no integer, or None. Without it a float is kept, and a tensor, or whatever
+        else a program slices with, is not asked for its number.
+    """
+    bounds = (value.start, value.stop, value.step)
+    return {"type": "slice", "value": [None if bound is None else _bound(bound, number) for bound in bounds]}
 
 
-def _bound(bound: object) -> Any:
-    """A bound of a slice as JSON; a tensor, or whatever else a program slices with, is not asked for its number."""
+def _bound(bound: object, number: Callable[[object], Any] | None) -> Any:
     if isinstance(bound, (int, np.integer)):
         return _integer(int(bound))
+    if number is not None:
+        return number(bound)
     return bound if type(bound) is float else None
 
 
@@ -157,6 +169,10 @@ def array_record(value: np.ndarray[Any, Any], wanted: Wanted) -> tuple[dict[str,
     if wanted.statistics:
         found = tensor_stats(bits, dtype)
         node |= {"Max": found.max, "Min": found.min, "Mean": found.mean, "Norm": found.norm}
+        if array.dtype == np.bool_ and array.size:
+            # As numpy counts truth values, and msprobe with it; of tensors they have none.
+            share = np.count_nonzero(array) / array.size
+            node |= {"Mean": share, "Norm": math.sqrt(np.count_nonzero(array))}
     if wanted.md5:
         node["md5"] = canonical_crc32(bits, dtype)
     return node, HostTensor(bits, dtype) if wanted.data else None
@@ -226,7 +242,7 @@ SCALARS: Final[dict[type, Callable[[Any], Any]]] = {
     float: lambda value: {"type": "float", "value": value},
     str: lambda value: {"type": "str", "value": clean_text(value)},
     complex: _complex_node,
-    slice: _slice_node,
+    slice: slice_node,
     type(...): lambda _value: {"type": "ellipsis", "value": "..."},
 }
 """Exact type to what makes its node."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import mindspore
+import numpy as np
 from mindspore._c_expression import typing
 
-from capture.values import NOT_A_LEAF, Fields
+from capture.values import NOT_A_LEAF, Fields, clean_text
 from msformat import parse_dtype
 
-__all__ = ["dtype_name", "leaf"]
+__all__ = ["dtype_leaf", "dtype_name", "leaf", "number"]
 
 
 def leaf(value: object) -> Any:
@@ -28,6 +30,24 @@ def dtype_name(dtype: object) -> str:
     text = str(dtype)
     known = parse_dtype(text)
     return text if known is None else known.mindspore_name
+
+
+def dtype_leaf(value: object) -> Any:
+    """A value that stands under the key ``dtype``: msprobe records it as a dtype, whatever it is.
+
+    Tensors and containers keep their values here; ``None`` is null.
+    """
+    if isinstance(value, typing.Type):
+        return leaf(value)
+    is_text = isinstance(value, (str, bool, int, float, np.dtype)) or type(value) is type
+    return {"type": "mindspore.dtype", "value": clean_text(str(value))} if is_text else NOT_A_LEAF
+
+
+def number(bound: object) -> int | None:
+    """What a bound of a slice counts as: one element of a tensor, a float without its fraction (msprobe: ``int``)."""
+    if isinstance(bound, mindspore.Tensor):
+        return int(bound.asnumpy().item())
+    return int(bound) if isinstance(bound, (float, np.floating)) and math.isfinite(bound) else None
 
 
 _SPARSE: tuple[tuple[Any, tuple[str, ...]], ...] = (

@@ -12,10 +12,10 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import NDArray
 
-from capture.framework import Captured, HostTensor, Wanted
+from capture.framework import Captured, HostTensor, ValueRules, Wanted
 from capture.mindspore.contents import Contents
 from capture.mindspore.device import Deferred, defer, is_on_host, resolve
-from capture.mindspore.leaves import dtype_name, leaf
+from capture.mindspore.leaves import dtype_leaf, dtype_name, leaf, number
 from capture.mindspore.listening import GradientListener
 from capture.mindspore.quiet import Quiet, settle
 from capture.mindspore.statistics import NO_STATISTICS, Statistics, statistics_of
@@ -45,6 +45,7 @@ class MindSporeFramework:
 
     name = "mindspore"
     suffix = ".npy"
+    rules = ValueRules(odd_is_null=True, bound=number, named={"dtype": dtype_leaf})
 
     def __init__(self) -> None:
         self._contents = Contents()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction, _DisableTorchDispatch
 
-from capture.framework import Captured, HostTensor, Wanted
+from capture.framework import Captured, HostTensor, ValueRules, Wanted
 from capture.pytorch.contents import ElementType
 from capture.pytorch.device import Deferred, defer, is_capturing_graph, resolve
 from capture.pytorch.hostcopy import PinnedCopy, live_memory
@@ -64,6 +64,7 @@ class TorchFramework:
 
     name = "pytorch"
     suffix = ".pt"
+    rules = ValueRules()
 
     def __init__(self, *, precision: str = "high", pinned: bool = False) -> None:
         self._precision = precision

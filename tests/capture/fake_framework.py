@@ -10,12 +10,12 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from capture.framework import Captured, HostTensor, Wanted
+from capture.framework import Captured, HostTensor, ValueRules, Wanted
 from msformat import dtype_from_numpy
 
 STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -89,6 +89,7 @@ class FakeFramework:
 
     name: str = "pytorch"
     suffix: str = ".npy"
+    rules: ClassVar[ValueRules] = ValueRules()
     number: int | None = None
     recompute: bool = False
     deferred: bool = False
