@@ -17,7 +17,6 @@ from capture.config import load_config, reread_enable
 from capture.errors import CaptureError
 from capture.saving import Saver
 from capture.session import Hooks, Session
-from msformat import MsformatError, check_backend
 
 if TYPE_CHECKING:
     import os
@@ -90,7 +89,6 @@ class DebuggerBase(ABC):
         self.config = load_config(
             config_path, task=task, dump_path=dump_path, level=level, step=step, framework=self.framework_name
         )
-        _check_backend(self.config.storage.format)
         self.framework = self._make_framework()
         self.model = model
         self._config_path = config_path
@@ -297,11 +295,3 @@ def _checked_token_range(token_range: Any) -> tuple[int, int] | None:
     if first > last:
         raise CaptureError(f"token_range={token_range!r}: the first token lies after the last")
     return first, last
-
-
-def _check_backend(name: str) -> None:
-    """A missing library is said before the training begins, and is not first imported on the writer's thread."""
-    try:
-        check_backend(name)
-    except MsformatError as error:
-        raise CaptureError(f"storage: {error}") from error

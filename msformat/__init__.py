@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from msformat.schema import dump_node
     from msformat.stats import tensor_stats
     from msformat.stores.base import Store, StoredTensor, StoreOptions
-    from msformat.stores.registry import available_stores, check_backend, open_store
+    from msformat.stores.registry import available_stores, open_store
     from msformat.table import MISSING, Table
     from msformat.tree import Tree
     from msformat.verify import VerifyReport
@@ -107,7 +107,6 @@ __all__ = [
     "build_data_name",
     "build_entry",
     "canonical_crc32",
-    "check_backend",
     "content_digest",
     "convert_dump",
     "dtype_from_numpy",
@@ -140,7 +139,7 @@ _MODULES = {
     "schema": ("dump_node",),
     "stats": ("tensor_stats",),
     "stores.base": ("Store", "StoreOptions", "StoredTensor"),
-    "stores.registry": ("available_stores", "check_backend", "open_store"),
+    "stores.registry": ("available_stores", "open_store"),
     "table": ("MISSING", "Table"),
     "tree": ("Tree",),
     "verify": ("VerifyReport", "verify_dump"),

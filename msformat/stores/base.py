@@ -201,11 +201,6 @@ class Store(ABC):
 
     backend: ClassVar[str]
 
-    @staticmethod
-    def check_installed() -> object:
-        """Import what writing needs, or raise :class:`BackendMissingError` with the extra that brings it."""
-        return None
-
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
     ) -> None:
@@ -352,6 +347,16 @@ class Store(ABC):
     @abstractmethod
     def documents(self) -> tuple[str, ...]:
         """Names of all documents, sorted."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read of the place itself, in sentences; only stores of foreign forms know any."""
+        return ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person should know of the place, though nothing is missing."""
+        return ()
 
     @classmethod
     def groups(cls, location: str) -> tuple[str, ...]:  # noqa: ARG003 (containers need it)

@@ -99,13 +99,12 @@ class Hdf5Store(Store):
     """See the module's text. ``location`` is the path of an ``.h5`` file, for reading also a URL."""
 
     backend: ClassVar[str] = "hdf5"
-    check_installed = staticmethod(guard.load_h5py)
 
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
     ) -> None:
         super().__init__(os.fspath(location), mode=mode, group=group.strip("/"), options=options)
-        self.check_installed()
+        guard.load_h5py()
         self._filter: ChunkFilter | None = choose_filter(parse_compression(self.options.compression))
         self._closed = False
         self._failed: str | None = None

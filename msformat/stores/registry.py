@@ -11,7 +11,7 @@ from msformat.errors import StoreError
 from msformat.foreign import FORMS
 from msformat.stores.base import Mode, Store, StoreOptions
 
-__all__ = ["BUILTIN_STORES", "available_stores", "check_backend", "open_store", "store_class"]
+__all__ = ["BUILTIN_STORES", "available_stores", "open_store", "store_class"]
 
 BUILTIN_STORES = {
     "files": "msformat.stores.files:FilesStore",
@@ -39,19 +39,6 @@ def open_store(
         The backend's library is not installed; says which extra brings it.
     """
     return store_class(backend)(location, mode=mode, group=group, options=options)
-
-
-def check_backend(backend: str) -> None:
-    """Import what a backend needs, before anything depends on it.
-
-    Raises
-    ------
-    StoreError
-        Unknown backend.
-    BackendMissingError
-        The backend's library is not installed; says which extra brings it.
-    """
-    store_class(backend).check_installed()
 
 
 @lru_cache(maxsize=64)

@@ -103,7 +103,6 @@ class ZarrStore(Store):
     """
 
     backend: ClassVar[str] = "zarr"
-    check_installed = staticmethod(require_numcodecs)
 
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
