@@ -115,6 +115,10 @@ def load_contents(store: Store | None, source: str, journal: str | None) -> Cont
         contents.sources.append(document)
         contents.problems.extend(document.problems)
         headers.append(document.header)
+    if store is not None and store.problems:
+        more = f" (and {len(store.problems) - 1} more)" if len(store.problems) > 1 else ""
+        contents.incomplete = f"{store.problems[0]}{more}"
+        contents.problems.extend(store.problems)
     if journal is not None:
         broken = _add_journal(contents, journal, headers) or broken
     if not contents.sources:

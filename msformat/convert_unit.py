@@ -217,6 +217,7 @@ def _plan(job: UnitJob, source: Store) -> UnitPlan:
     documents, problems = unit_documents(job.source, source)
     plan = plan_unit(source, documents, job.rewrite, rank=job.source.key.rank)
     plan.problems[:0] = problems
+    plan.notes[:0] = source.notes
     return plan
 
 

@@ -143,7 +143,8 @@ class Tensor:
         """
         unit, name = self.entry.unit, self.data_name
         if name is None:
-            reason = f"task {unit.header.task!r} saved no data of it, only what the document says"
+            said = self.meta.extra.get("problem") or self.meta.extra.get("note")
+            reason = str(said or f"task {unit.header.task!r} saved no data of it, only what the document says")
             raise TensorNotFoundError(self._label, unit.path, reason=reason)
         with reading(self.entry.key, unit.path):
             return unit.store.get(name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from msformat.atomic import is_temporary
 from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
-from msformat.foreign import find_foreign
+from msformat.foreign import FORMS, find_foreign
 from msformat.lookalikes import describe_directory, describe_file
 from msformat.names import natural_key
 from msformat.stores.registry import store_class
@@ -180,6 +180,9 @@ def _find_at_file(fs: FileSystem, location: str) -> _Finder:
         raise FormatError(_nothing(above, None, finder.problems))
     if name.lower().endswith(_HDF5_SUFFIXES) or fs.read("", 0, len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE:
         return _find_in_container(fs, "hdf5", location)
+    finder = _Finder(_filesystem(above))
+    if finder.foreign(name, [Item(name, "file", fs.size(""))], _Context.of(above)):
+        return finder
     raise FormatError(_nothing(location, describe_file(name), []))
 
 
@@ -205,7 +208,7 @@ def _find_in_directory(fs: FileSystem, location: str) -> _Finder:
         finder.note(
             "", f"a dump beside the directories of other units: only those are read; name {telling_name(items)} itself"
         )
-    if not finder.units and not finder.unit("", items, context):
+    if not finder.units and not finder.whole("", items, context):
         return _search(finder, items)
     return finder
 
@@ -265,7 +268,7 @@ def _tree_at(fs: FileSystem, path: str, *, asks_others: bool) -> tuple[_Finder, 
     items = finder.list(path)
     finder.tree(path, items, _Context())
     if not finder.units:
-        finder.unit(path, items, _Context())
+        finder.whole(path, items, _Context())
     return finder, items
 
 
@@ -368,6 +371,15 @@ class _Finder:
             return self.container(unit)
         self._add(unit)
         return True
+
+    def whole(self, path: str, items: Sequence[Item], context: _Context) -> bool:
+        """Take a directory, below which no unit of ours was found, as a unit or as the dump of another tool."""
+        said, self.problems = self.problems, []
+        found = self.unit(path, items, context)
+        # What is no name of ours is one of the other tool's (rank_0).
+        if not any(unit.backend in FORMS for unit in self.units.values()):
+            self.problems[:0] = said
+        return found
 
     def foreign(self, path: str, items: Sequence[Item], context: _Context) -> bool:
         """Take a directory as units that another tool wrote, if it is one or holds some."""

@@ -20,7 +20,7 @@ _KERNEL_CONFIG = re.compile(r"[0-9]*kernel_(kbyk|graph)_\w+\.json|kernel_config\
 # {type}.{name}.{task}.{stream}.{timestamp in microseconds}, then .{input|output}.{slot}… once converted.
 _KERNEL_FILE = re.compile(r"[^.]+\.[^.]+\.[0-9]+\.([0-9]+\.)?[0-9]{16}(\..+)?")
 
-_KERNEL_DUMP = "it looks like a kernel dump (level L2) of MindSpore or Ascend, which has no dump.json"
+_KERNEL_DUMP = "it looks like a kernel dump (level L2) of MindSpore or Ascend, but no file of a kernel is in it"
 _CHECKPOINT = "it looks like a model checkpoint, not a dump"
 
 

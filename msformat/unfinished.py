@@ -32,7 +32,7 @@ def unit_documents(unit: UnitLocation, store: Store) -> tuple[dict[str, ReadOnly
         The same, open.
     """
     documents: dict[str, ReadOnlyBuffer] = {}
-    problems: list[str] = []
+    problems = list(store.problems)
     for name in _in_order(store.documents()):
         try:
             data = store.get_document(name)

@@ -33,7 +33,7 @@ class Form(NamedTuple):
     Attributes
     ----------
     find, store
-        ``module:name``.
+        ``module:name``; no ``find`` for another view of what a form before it finds.
     """
 
     find: str
@@ -60,6 +60,8 @@ class ForeignUnit(NamedTuple):
 
 # The name is the unit's backend. The first form that finds units has them.
 FORMS = {
+    "kernel_dump": Form("msformat.foreign.kernel_dump.places:find", "msformat.foreign.kernel_dump.store:KernelStore"),
+    "kernel_dump_device": Form("", "msformat.foreign.kernel_dump.store:DeviceLayoutStore"),
     "mindspore_dump": Form(
         "msformat.foreign.mindspore_dump.find:find", "msformat.foreign.mindspore_dump.store:SaveDirectoryStore"
     ),
@@ -69,6 +71,8 @@ FORMS = {
 def find_foreign(fs: FileSystem, path: str, items: Sequence[Item], key: UnitKey) -> Iterator[tuple[str, ForeignUnit]]:
     """Units of the first form that knows the directory, each with the form's name."""
     for name, form in FORMS.items():
+        if not form.find:
+            continue
         module, _, function = form.find.partition(":")
         units = getattr(import_module(module), function)(fs, path, items, key)
         if units:

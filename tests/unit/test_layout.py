@@ -372,11 +372,8 @@ KERNEL = "rank_0/Net/0/0/ReLU.Default_ReLU-op0.0.0.1796014176174393.output.0.Def
     ("names", "named", "looks"),
     [
         ([], "", "it is empty"),
-        ([KERNEL], "", "kernel dump"),
-        ([KERNEL], os.path.dirname(KERNEL), "kernel dump"),
-        ([KERNEL], KERNEL, "kernel dump"),
         (["kernel_kbyk_dump.json"], "", "kernel dump"),
-        (["step0/kernel_config_12.json", "step0/20250101120000/0/Add.x.1.2.1796014176174393"], "", "kernel dump"),
+        (["step0/kernel_config_12.json", "step0/20250101120000/0/left.txt"], "", "kernel dump"),
         (["step0/rank0/x.npy"], "", "static graph"),
         (["graph/step0/rank0/x_float32.npy"], "graph", "static graph"),
         ([".zgroup", "a/.zarray"], "", "Zarr v2"),
@@ -397,6 +394,25 @@ def test_strangers_are_told_apart(tmp_path: Path, names: list[str], named: str, 
     with pytest.raises(FormatError, match=looks) as caught:
         find_units(tmp_path / "place" / named)
     assert "looked for step{N}/rank{R}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "named", "key"),
+    [
+        (KERNEL, "", "step0/rank0"),
+        (KERNEL, "rank_0/Net", "step0/rank0"),
+        (KERNEL, os.path.dirname(KERNEL), "step0/rank0"),
+        (KERNEL, KERNEL, "step0/rank0"),
+        ("step3/20250101120000/5/Add.x.1.2.1796014176174393", "", "step3/rank5"),
+        ("step3/20250101120000/5/Add.x.1.2.1796014176174393", "step3", "step3/rank5"),
+        ("deep/in/step3/20250101120000/5/Add.x.1.2.1796014176174393", "", "step3/rank5"),
+        ("Add.x.1.2.1796014176174393", "", "rank"),
+    ],
+)
+def test_kernel_dumps_are_units(tmp_path: Path, name: str, named: str, key: str) -> None:
+    make(tmp_path / "place", name)
+    (unit,), problems = find_units(tmp_path / "place" / named)
+    assert (unit.key.path, unit.backend, problems) == (key, "kernel_dump", [])
 
 
 def test_the_tensor_folder_points_to_its_unit(tmp_path: Path) -> None:
