@@ -1,10 +1,11 @@
 """Backward passes of calls (of modules and of functions) by hooks on their inputs and outputs.
 
 For a MindSpore that shows no graph. A call *opens* when the gradient of one of its outputs is there, and *closes* when
-those of all its inputs are, when something made before it begins its backward, or when the backward pass ends.
+those of all its inputs are, or when the backward pass ends. Leaves, of which nobody knows whether their gradient was
+asked for, are waited for until something made before the call begins its backward.
 
-Nothing is put into the graph, so an input's gradient is the sum over all of its uses. Where calls share an input, and
-the sum is not what this call alone gives, the dump says so.
+Nothing is put into the graph, so an input's gradient is the sum over all uses of that tensor. Where calls share an
+input, and the sum is not what this call alone gives, the dump says so.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from capture.observer import Observer
 
 __all__ = ["Call", "CallBackwards"]
+
+# Calls that wait for an input which others use too. What is detached never comes, and must not hold all gradients.
+_MOST_LATE = 64
 
 
 class CallBackwards:
@@ -58,10 +62,12 @@ class CallBackwards:
         return call
 
     def _watch_input(self, call: Call, number: int, tensor: Any) -> None:
-        is_waited_for = is_inner(tensor) or bool(getattr(tensor, "requires_grad", False))
-        if is_waited_for or _may_be_asked(tensor):
-            call.waiting += is_waited_for
-            self._groups.watch(tensor, _Input(call, number, is_waited_for))
+        is_inside = is_inner(tensor) and _has_gradient(tensor)
+        is_trained = not is_inside and bool(getattr(tensor, "requires_grad", False))
+        if is_inside or is_trained or _has_gradient(tensor):  # the program may ask for that of any leaf (grad_position)
+            call.inner += is_inside
+            call.leaves += is_trained
+            self._groups.watch(tensor, _Input(call, number, is_inside=is_inside, is_trained=is_trained))
 
     def end(self, call: Call, output: Any, listener: BackwardListener) -> bool:
         """A call has ended; ``listener`` is told about its backward. False when it will have none."""
@@ -73,9 +79,11 @@ class CallBackwards:
         for tensor in tensors_of(output):
             is_new = id(tensor) not in numbers
             call.output_slots.append(numbers.setdefault(id(tensor), len(numbers)))
-            if is_new and is_inner(tensor):
-                self._groups.watch(tensor, _Output(call, numbers[id(tensor)]), anew=id(tensor) in given)
+            if is_new and is_inner(tensor) and _has_gradient(tensor):
                 call.has_backward = True
+                if id(tensor) in given:
+                    call.returned.add(given[id(tensor)])
+                self._groups.watch(tensor, _Output(call, numbers[id(tensor)]), anew=id(tensor) in given)
         return call.has_backward
 
     # --- backward ----------------------------------------------------------------------------------------------------
@@ -84,25 +92,34 @@ class CallBackwards:
         """The gradient of an output is complete: what was called after this call is over."""
         if call.is_over:
             return
-        self._close_all([other for other in self._opened if other.begin > call.end])
+        self._pass_by([other for other in self._opened if other.begin > call.end])
         if not call.is_open:
             call.is_open = True
             self._opened.append(call)
             if call.listener is not None:
                 call.listener.opened()
         call.gradients_out[number] = gradient
+        if call.returned and call.is_complete:
+            self._complete(call)
 
     def input_arrived(self, watcher: _Input, gradient: Any, everybody: list[Any]) -> None:
         """The gradient of an input is complete."""
         call = watcher.call
-        if not call.is_open:
+        # An input that is an output too, unchanged, comes as the first before it comes as the second.
+        if call.is_over or not (call.is_open or watcher.number in call.returned):
             return  # it comes from other uses: no output of this call was used
         call.gradients_in[watcher.number] = gradient
         if any(isinstance(one, _Input) and one.call.is_beside(call) for one in everybody):
             self._note_shared(call)
-        call.waiting -= watcher.is_waited_for
-        if watcher.is_waited_for and call.waiting <= 0:
-            self._close_all([other for other in self._opened if call.begin <= other.begin < call.end])
+        call.inner -= watcher.is_inside
+        call.leaves -= watcher.is_trained
+        if call.is_open and call.is_complete and (watcher.is_inside or watcher.is_trained):
+            self._complete(call)
+
+    def reset(self) -> None:
+        """Close what is open, and take the hooks off leaves."""
+        self._close_all(list(self._opened))
+        self._groups.reset()
 
     def _note_shared(self, call: Call) -> None:
         if not call.is_shared:
@@ -110,11 +127,6 @@ class CallBackwards:
             where = getattr(getattr(call.listener, "call", None), "backward", "")
             text = "another call uses an input too: its gradient here is that of all its uses"
             self._observer.problem("shared input", where, text)
-
-    def reset(self) -> None:
-        """Close what is open, and take the hooks off leaves."""
-        self._close_all(list(self._opened))
-        self._groups.reset()
 
     def _end_of_pass(self, _: int, failed: bool) -> None:  # noqa: FBT001 (a callback)
         if not failed:
@@ -125,6 +137,18 @@ class CallBackwards:
             if call.listener is not None:
                 call.listener.dropped()
         self._opened.clear()
+
+    def _complete(self, call: Call) -> None:
+        self._pass_by([other for other in self._opened if call.begin < other.begin < call.end])
+        self._close_all([call])
+
+    def _pass_by(self, calls: list[Call]) -> None:
+        """These calls are over. What waits for an input that others use too goes on waiting."""
+        for call in calls:
+            call.is_passed = True
+        late = [call for call in self._opened if call.is_passed and call.inner > 0]
+        late.sort(key=lambda one: one.begin, reverse=True)
+        self._close_all([call for call in calls if call.inner <= 0] + late[:-_MOST_LATE])
 
     def _close_all(self, calls: list[Call]) -> None:
         """Close calls, what began last first."""
@@ -148,13 +172,17 @@ class Call:
         While the forward runs: numbers of the inputs, by identity.
     input_slots, output_slots
         The number of each tensor among the inputs and outputs; ``f(x, x)`` has two at one number.
-    waiting
-        Gradients of inputs that are still to come.
+    returned
+        Numbers of inputs that are outputs too: unchanged, or written to in place.
+    inner, leaves
+        Gradients that are still to come: of inputs that an operation made, of parameters.
+    is_passed
+        Something made before the call has begun its backward.
     """
 
     __slots__ = (
-        "begin", "end", "gradients_in", "gradients_out", "has_backward", "input_slots", "inputs", "is_open", "is_over",
-        "is_shared", "listener", "output_slots", "owner", "waiting",
+        "begin", "end", "gradients_in", "gradients_out", "has_backward", "inner", "input_slots", "inputs", "is_open",
+        "is_over", "is_passed", "is_shared", "leaves", "listener", "output_slots", "owner", "returned",
     )  # fmt: skip
 
     def __init__(self, owner: CallBackwards, begin: int) -> None:
@@ -162,11 +190,17 @@ class Call:
         self.inputs: dict[int, int] = {}
         self.input_slots: list[int] = []
         self.output_slots: list[int] = []
-        self.waiting = 0
-        self.has_backward = self.is_open = self.is_over = self.is_shared = False
+        self.returned: set[int] = set()
+        self.inner = self.leaves = 0
+        self.has_backward = self.is_open = self.is_over = self.is_passed = self.is_shared = False
         self.gradients_in: dict[int, Any] = {}
         self.gradients_out: dict[int, Any] = {}
         self.listener: BackwardListener | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is waited for any more."""
+        return self.inner <= 0 and (self.leaves <= 0 or self.is_passed)
 
     def is_beside(self, other: Call) -> bool:
         """Whether neither of two calls runs inside the other. One that raised is no other use."""
@@ -193,16 +227,16 @@ class _Output:
 class _Input:
     """Waits for the gradient of an input."""
 
-    __slots__ = ("call", "is_waited_for", "number")
+    __slots__ = ("call", "is_inside", "is_trained", "number")
 
-    def __init__(self, call: Call, number: int, is_waited_for: bool) -> None:  # noqa: FBT001 (inside only)
-        self.call, self.number, self.is_waited_for = call, number, is_waited_for
+    def __init__(self, call: Call, number: int, *, is_inside: bool, is_trained: bool) -> None:
+        self.call, self.number, self.is_inside, self.is_trained = call, number, is_inside, is_trained
 
     def __call__(self, gradient: Any, everybody: list[Any]) -> None:
         self.call.owner.input_arrived(self, gradient, everybody)
 
 
-def _may_be_asked(tensor: Any) -> bool:
-    """Whether the program may ask for the gradient of this leaf (``grad_position``): nobody says so beforehand."""
+def _has_gradient(tensor: Any) -> bool:
+    """Whether there can be one: masks and indices are said to have a backward, too."""
     dtype = str(tensor.dtype).lower()
     return "float" in dtype or "complex" in dtype
