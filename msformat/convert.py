@@ -34,6 +34,7 @@ from msformat.destination import (
 )
 from msformat.dialect import DIALECTS, Dialect, translate_units
 from msformat.errors import FormatError, MsformatError, StoreError
+from msformat.foreign.views import LAYOUTS, with_layout
 from msformat.layout import UnitLocation, find_units
 from msformat.plan import Rewrite
 from msformat.stores.base import StoreOptions
@@ -65,6 +66,8 @@ class ConvertOptions:
         Only these ranks: numbers mean ``rank{N}``, words the directory's name (``rank``, ``proc4711``).
     filter
         Only entries that match one of these globs or contain one of these texts, with their tensors.
+    layout
+        Of kernel dumps: ``framework`` or ``device``, as for :func:`msformat.open`.
     compression, links
         As in :class:`msformat.stores.base.StoreOptions`.
     jobs
@@ -86,6 +89,7 @@ class ConvertOptions:
     steps: frozenset[int] | None = None
     ranks: frozenset[int | str] | None = None
     filter: str | tuple[str, ...] = ()
+    layout: str = "framework"
     compression: str = "auto"
     links: bool = True
     jobs: int = 1
@@ -99,6 +103,7 @@ class ConvertOptions:
             ("to", self.to, _BACKENDS),
             ("tensors", self.tensors, ("npy", "pt")),
             ("dialect", self.dialect, DIALECTS),
+            ("layout", self.layout, LAYOUTS),
         )
         for name, value, allowed in choices:
             if value is not None and value not in allowed:
@@ -193,7 +198,8 @@ def convert(
     source = os.fspath(src)
     destination = resolve_destination(os.fspath(dst), options.to)
     check_relation(source, destination)
-    locations, problems = find_units(source)
+    found, problems = find_units(source)
+    locations = with_layout(found, options.layout)
     report = ConvertReport(problems=list(problems))
     jobs = _jobs(_selected(locations, options, source), destination, options, report)
     check_state(destination, overwrite=options.overwrite, resume=options.resume)

@@ -21,6 +21,7 @@ from msformat.lazy import reading
 from msformat.logical import LogicalBits, logical_bits
 from msformat.names import OpName
 from msformat.selection import Selection
+from msformat.smallfloats import to_float32
 from msformat.stats import tensor_stats
 from msformat.stores.base import StoredTensor
 
@@ -174,6 +175,17 @@ class Tensor:
         """
         found = self._read(selection)
         return found.dtype.from_bits(found.bits)
+
+    def float32(self, selection: Selection = ...) -> NDArray[Any]:
+        """Values as float32, exactly, for types that are awkward to calculate with: float8, HiFloat8, bfloat16, int4.
+
+        Raises
+        ------
+        DTypeError
+            The type has values that no float32 has.
+        """
+        found = self._read(selection)
+        return to_float32(found.bits, found.dtype)
 
     def to_torch(self, selection: Selection = ...) -> Any:
         """Values as a ``torch.Tensor`` on the CPU, bit for bit. See :func:`msformat.interop.to_torch`."""

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from msformat.entries import Entry, Tensor
 from msformat.errors import MsformatError, UnitNotFoundError
+from msformat.foreign.views import with_layout
 from msformat.layout import UnitKey, UnitLocation, find_units, parse_unit_path
 from msformat.table import Table
 from msformat.unit import Unit
@@ -25,21 +26,24 @@ __all__ = ["Dump", "Entry", "Tensor", "Unit", "open_dump"]
 Rank: TypeAlias = "int | str | None"
 
 
-def open_dump(path: str | os.PathLike[str]) -> Dump:
+def open_dump(path: str | os.PathLike[str], *, layout: str = "framework") -> Dump:
     """Open a dump for reading: also as ``msformat.open``.
 
     Parameters
     ----------
     path
-        A dump tree, one unit of it, a ``.h5`` file, a ``.zarr`` directory, or a URL of one of these. A tree may mix
-        stores.
+        A dump tree, one unit of it, a ``.h5`` file, a ``.zarr`` directory, a tree of kernel dumps or a file of one, or
+        a URL of one of these. A tree may mix stores.
+    layout
+        Of kernel dumps: ``framework`` gives tensors the axes that the framework had, ``device`` leaves them as they lay
+        on the device (NC1HWC0, FRACTAL_NZ, …).
 
     Raises
     ------
     StoreError
         Nothing is there.
     FormatError
-        What is there is no dump; says what was looked for.
+        What is there is no dump; says what was looked for. Or an unknown layout.
 
     Examples
     --------
@@ -51,7 +55,7 @@ def open_dump(path: str | os.PathLike[str]) -> Dump:
     (2, 5, 8)
     """
     locations, problems = find_units(path)
-    return Dump(os.fspath(path), locations, problems)
+    return Dump(os.fspath(path), with_layout(locations, layout), problems)
 
 
 class Dump:

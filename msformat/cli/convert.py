@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.output import bytes_text, plain, print_json, problem, seconds_text
-from msformat.cli.selectors import FILTER_HELP, parse_name, parse_ranks, parse_steps
+from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument(
         "--filter", type=parse_name, action="append", metavar="PATTERN", help=f"{FILTER_HELP} (may repeat)"
     )
+    parser.add_argument("--layout", choices=LAYOUTS, default="framework", help=LAYOUT_HELP)
     parser.add_argument(
         "--compression",
         default="auto",
@@ -72,6 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
         steps=arguments.steps,
         ranks=arguments.ranks,
         filter=tuple(arguments.filter or ()),
+        layout=arguments.layout,
         compression=arguments.compression,
         links=not arguments.no_links,
         jobs=arguments.jobs,

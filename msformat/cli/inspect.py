@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.output import bytes_text, plain, print_json, problem
-from msformat.cli.selectors import FILTER_HELP, parse_name, parse_ranks, parse_steps
+from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
 from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
 from msformat.model import STATISTICS
@@ -48,6 +48,7 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help=PATH_HELP)
     parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
     parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
+    parser.add_argument("--layout", choices=LAYOUTS, default="framework", help=LAYOUT_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -102,7 +103,7 @@ def _is_wanted(key: Any, arguments: argparse.Namespace) -> bool:
 def _info(arguments: argparse.Namespace) -> int:
     import msformat  # noqa: PLC0415
 
-    dump = msformat.open(arguments.path)
+    dump = msformat.open(arguments.path, layout=arguments.layout)
     rows: list[dict[str, Any]] = []
     code = for_each_unit(dump, arguments, lambda key, unit: rows.append(_describe(key, unit)))
     if not rows:
@@ -184,7 +185,7 @@ def _ls(arguments: argparse.Namespace) -> int:
                 # A plain line a name: this is what people pipe into grep.
                 print("\t".join([str(key), *(plain(str(value)) for value in row.values())]))
 
-    code = for_each_unit(msformat.open(arguments.path), arguments, list_unit)
+    code = for_each_unit(msformat.open(arguments.path, layout=arguments.layout), arguments, list_unit)
     if arguments.json:
         print_json(listed)
     return code if found else nothing_matches(arguments, code)
@@ -240,7 +241,7 @@ def _show(arguments: argparse.Namespace) -> int:
         _show_one(key, found, as_json=arguments.json)
         return True
 
-    code = for_each_unit(msformat.open(arguments.path), arguments, show_in)
+    code = for_each_unit(msformat.open(arguments.path, layout=arguments.layout), arguments, show_in)
     if code == 2 and nearest:
         problem(str(nearest[0]))
     return code
@@ -346,7 +347,7 @@ def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _show_tensor(key: Any, tensor: Tensor, *, as_json: bool) -> None:
-    values = tensor[_corner(tensor.stored.shape)] if tensor.has_data else None
+    values = _values(tensor) if tensor.has_data else None
     if as_json:
         described = {
             "unit": str(key),
@@ -366,6 +367,13 @@ def _show_tensor(key: Any, tensor: Tensor, *, as_json: bool) -> None:
         with np.printoptions(threshold=_PREVIEW, edgeitems=3, linewidth=120):
             # A lone text is printed as it is, control characters and all.
             print("\n".join(map(plain, f"{values}".split("\n"))))
+
+
+def _values(tensor: Tensor) -> Any:
+    """The first values; HiFloat8, which numpy does not have, as the numbers its codes mean."""
+    stored = tensor.stored
+    corner = _corner(stored.shape)
+    return tensor.float32(corner) if stored.dtype.name == "hifloat8" else tensor[corner]
 
 
 def _corner(shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -39,7 +39,7 @@ def _run(arguments: argparse.Namespace) -> int:
         tell_incomplete(unit)
         tables.append(unit.table(filter=arguments.filter or None))
 
-    code = for_each_unit(msformat.open(arguments.path), arguments, add_unit)
+    code = for_each_unit(msformat.open(arguments.path, layout=arguments.layout), arguments, add_unit)
     if not tables:
         return code
     whole = msformat.Table.concat(tables)

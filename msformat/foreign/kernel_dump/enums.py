@@ -18,7 +18,7 @@ _PROTO_NAMES = (
 )
 _PROTO = _PROTO_NAMES.split()
 _GE_NAMES = (
-    "float32 float16 int8 int32 uint8 int16 uint16 uint32 int64 uint64 float64 bool string dual_sub_int8 "
+    "float32 float16 int8 int32 uint8 unknown_5 int16 uint16 uint32 int64 uint64 float64 bool string dual_sub_int8 "
     "dual_sub_uint8 complex64 complex128 qint8 qint16 qint32 quint8 quint16 resource string_ref dual variant"
 )
 _GE_BEGINNING = _GE_NAMES.split()
