@@ -163,7 +163,12 @@ class ApiHooks:
         return Api(original, prefix, name).stand_in(self._recorder)
 
     def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
-        self._custom_patches.put(owner, name, lambda original: self._make(original, prefix, name))
+        self._custom_patches.put(owner, name, lambda original: self._make_custom(original, prefix, name))
+
+    def _make_custom(self, original: Any, prefix: str, name: str) -> Any:
+        if isinstance(original, (staticmethod, classmethod)):
+            return type(original)(self._make_custom(original.__func__, prefix, name))
+        return Api(original, prefix, name, is_closed=False).stand_in(self._recorder)
 
 
 def _listed_names() -> dict[str, dict[str, list[str]]]:

@@ -69,14 +69,14 @@ class CellBackwards:
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
-    def begin(self, args: tuple[Any, ...]) -> CallInputs | None:
-        """A cell's construct begins with these positional arguments; None when autograd does not look."""
+    def begin(self, args: tuple[Any, ...], *, is_closed: bool = False) -> CallInputs | None:
+        """A call begins with these arguments, and uses others or not; None when autograd does not look."""
         if not _executor.requires_grad():
             return None
         with self._at_work():
             if self._clock is None:
                 self._clock = Clock()
-            return inputs_of(args, self._clock)
+            return inputs_of(args, self._clock, is_closed=is_closed)
 
     def end(self, inputs: CallInputs, output: Any, listener: BackwardListener) -> bool:
         """A cell's construct has ended; ``listener`` is told about its backward. False when it will have none."""
@@ -87,6 +87,8 @@ class CellBackwards:
             edges = [edge_of(tensor) for tensor in tensors]
             if all(edge is None for edge in edges):
                 return False
+            if self._clock is not None:
+                self._clock.after(edges)
             self._follow(inputs, tensors, edges, listener)
         return True
 

@@ -2,8 +2,9 @@
 
 PyNative builds a graph of ``BackwardNode`` objects, as PyTorch does: ``Tensor._grad_node``, ``next_functions``, a
 sequence number a node, and a backward that runs nodes in reverse order of making (observed alike in 2.7.1 and 2.10.0).
-Two things are missing: a tensor does not say which output of its node it is, and nobody says what number the next node
-gets. Both are learnt of a view made for the purpose, which launches no kernel and is dropped at once.
+Two things are missing: nobody says what number the next node gets, and before 2.7.1 a tensor does not say which output
+of its node it is. Both are learnt of a view made for the purpose, which launches no kernel and is dropped at once.
+Making one costs a switch between threads, because the graph is built behind the program.
 
 The graph is only looked at. A wrapper of a node keeps the node alive and is a new object every time, so nodes are known
 by their sequence number, and leaves, which share one, by their name.
@@ -12,7 +13,7 @@ by their sequence number, and leaves, which share one, by their name.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,10 +94,17 @@ class Clock:
     def __init__(self) -> None:
         self._leaf: Any = Tensor(np.zeros((1,), np.float32))
         self._leaf.requires_grad_()
+        self._seen = -1
 
     def now(self) -> int:
         """The number that the next node will have, in this block with gradients."""
         return int(_view(self._leaf, 1)._grad_node._sequence_nr()) + 1
+
+    def after(self, edges: Iterable[Edge | None]) -> int:
+        """A number that the next node is not below, learnt of these edges and earlier ones without making a node."""
+        made = (edge[0] for edge in edges if isinstance(edge, tuple))
+        self._seen = max(self._seen, *made, -1)
+        return self._seen + 1
 
 
 def edge_of(tensor: Any) -> Edge | None:
@@ -113,6 +121,9 @@ def edge_of(tensor: Any) -> Edge | None:
 
 
 def _output_number(tensor: Any) -> int:
+    number = getattr(tensor, "_output_index", None)
+    if number is not None:
+        return int(number)
     is_enabled = _executor.enable_grad()
     if not is_enabled:
         _executor.set_enable_grad(True)
@@ -123,12 +134,18 @@ def _output_number(tensor: Any) -> int:
             _executor.set_enable_grad(False)
 
 
-def inputs_of(args: tuple[Any, ...], clock: Clock) -> CallInputs:
-    """Edges of the tensors among positional arguments, flattened over tuples, lists and dicts."""
+def inputs_of(args: tuple[Any, ...], clock: Clock, *, is_closed: bool = False) -> CallInputs:
+    """Edges of the tensors among positional arguments, flattened over tuples, lists and dicts.
+
+    Parameters
+    ----------
+    is_closed
+        The call uses nothing but its arguments, so that it need not be known exactly when it began.
+    """
     edges: dict[Edge, int] = {}
     slots = [None if edge is None else edges.setdefault(edge, len(edges)) for edge in map(edge_of, tensors_of(args))]
     has_leaf = any(isinstance(edge, str) for edge in edges)
-    return CallInputs(clock.now(), edges, slots, has_leaf)
+    return CallInputs(clock.after(edges) if is_closed else clock.now(), edges, slots, has_leaf)
 
 
 def tensors_of(value: Any) -> list[Any]:

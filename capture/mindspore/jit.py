@@ -102,7 +102,8 @@ class JitWatch:
             if not observer.running or local.in_api or local.busy or recorder.is_tracing():
                 return call(executor, *args, **kwargs)
             given = (args, kwargs) if noted is None or noted[0] is not executor.fn else noted[1:]
-            api = Api(lambda *_, **__: call(executor, *args, **kwargs), "Jit", _name_of(executor))
+            name = _name_of(executor)
+            api = Api(lambda *_, **__: call(executor, *args, **kwargs), "Jit", name, is_closed=False)
             return recorder.record(api, *given)
 
         return record

@@ -33,8 +33,8 @@ class ApiFramework(Protocol):
 class ApiBackwards(Protocol):
     """Who follows the backward of calls; :class:`capture.mindspore.backward.CellBackwards` does."""
 
-    def begin(self, args: Values) -> CallInputs | None:
-        """A call begins with these inputs; None when autograd does not look."""
+    def begin(self, args: Values, *, is_closed: bool = False) -> CallInputs | None:
+        """A call begins with these inputs, and uses no others (or may); None when autograd does not look."""
 
     def end(self, inputs: CallInputs, output: Any, listener: Any) -> bool:
         """A call has ended; the listener is told about its backward."""
@@ -49,12 +49,14 @@ class Api:
         The function itself.
     prefix, name
         ``Functional``, ``relu``.
+    is_closed
+        It uses nothing but its arguments, as MindSpore's own functions do and the user's may not.
     """
 
-    __slots__ = ("name", "original", "prefix")
+    __slots__ = ("is_closed", "name", "original", "prefix")
 
-    def __init__(self, original: Callable[..., Any], prefix: str, name: str) -> None:
-        self.original, self.prefix, self.name = original, prefix, name
+    def __init__(self, original: Callable[..., Any], prefix: str, name: str, *, is_closed: bool = True) -> None:
+        self.original, self.prefix, self.name, self.is_closed = original, prefix, name, is_closed
 
     def finish(
         self, recorder: ApiRecorder, call: ApiCall, args: Values, kwargs: Mapping[str, Any], output: Any
@@ -111,7 +113,7 @@ class ApiRecorder:
         try:
             if call is None:
                 return api.original(*args, **kwargs)
-            inputs = self._inputs(call, (args, kwargs))
+            inputs = self._inputs(api, call, (args, kwargs))
             output = self._call(api, call, args, kwargs)
         finally:
             local.in_api = False
@@ -133,13 +135,13 @@ class ApiRecorder:
             raise
         return output
 
-    def _inputs(self, call: ApiCall, values: Values) -> CallInputs | None:
+    def _inputs(self, api: Api, call: ApiCall, values: Values) -> CallInputs | None:
         """Where the inputs hang in the graph, before the function can change that."""
         observer = self.observer
         if not observer.wants_backward(call):
             return None
         try:
-            return self._backwards.begin(values)
+            return self._backwards.begin(values, is_closed=api.is_closed)
         except Exception as error:  # noqa: BLE001 (an odd tensor must not cost the training anything)
             observer.problem(f"backward hook {type(error).__name__}", call.forward, str(error))
             return None

@@ -21,7 +21,7 @@ __all__ = ["Backwards", "ModuleListener", "make_backwards"]
 class Backwards(Protocol):
     """Follows the backward of calls of modules and of functions."""
 
-    def begin(self, args: tuple[Any, ...]) -> Any:
+    def begin(self, args: tuple[Any, ...], *, is_closed: bool = False) -> Any:
         """A call begins with these positional arguments; None when it will have no backward."""
 
     def end(self, inputs: Any, output: Any, listener: BackwardListener) -> bool:

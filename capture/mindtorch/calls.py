@@ -47,8 +47,9 @@ class CallBackwards:
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
-    def begin(self, args: tuple[Any, ...]) -> Call | None:
+    def begin(self, args: tuple[Any, ...], *, is_closed: bool = False) -> Call | None:
         """A call begins with these positional arguments; None when it will have no backward."""
+        del is_closed  # tensors are listened to here, and no graph is followed
         if not records_gradients():
             return None
         call = Call(self, next(self._clock))
