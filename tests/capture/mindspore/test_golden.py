@@ -20,9 +20,9 @@ BF16 = 2.0**-8
 DIFFERENCES = {
     "cross_entropy": "2.6 ran nn.CrossEntropyLoss as two dozen calls, from 2.7 on it is Functional.cross_entropy",
     "concat": "its backward stands where it ran; msprobe heard of it last, without the gradients of the list it took",
-    "Jit.fwd.0.backward": "msprobe takes value_and_grad for jit once anything was jitted; its gradients are no gradients",
-    "order of a primitive": "msprobe lists gradients as they arrive and leaves out what has none; here they stand in the"
-    " order of the inputs, null where there is none",
+    "Jit.fwd.0.backward": "msprobe takes value_and_grad for jit once anything was jitted, its arguments for gradients",
+    "order of a primitive": "msprobe lists gradients as they arrive and leaves out what has none; here they stand in"
+    " the order of the inputs, null where there is none",
     "zeros": "msprobe hears zeros for an input that needs no gradient (Tensor.__add__ of a constant); here it is null",
     "object": "an argument that is an object (self of a jit cell) is recorded with its type, not as null",
     "Jit.SGD.0.forward": "a jit function is in the tree of task structure too",
