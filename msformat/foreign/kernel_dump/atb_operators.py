@@ -80,7 +80,7 @@ def read_atb_files(fs: FileSystem, place: Place, items: Sequence[Item], failures
         operation, moment = [*operation, moment], ""
     for item in items:
         failures.files += 1
-        path = place.path if place.is_file else join(place.path, item.name)
+        path = join(place.path, item.name)
         try:
             records = read_records(fs, path, item.size)
         except _BAD_FILE as error:

@@ -150,7 +150,7 @@ class _Reader:
         return parse_kernel_name(shown) or KernelName(shown)
 
     def _path(self, item: Item) -> str:
-        return join(self.place.path, item.name) if not self.place.is_file else self.place.path
+        return join(self.place.path, item.name)
 
     def _failed(self, error: BaseException, path: str) -> None:
         self.found.failed(error, self.fs.describe(path))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msformat.errors import UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join
@@ -53,7 +53,8 @@ _ENTERED = re.compile(
 _HAS_NAMED_CHILDREN = re.compile(rf"rank_{_NUMBER}|{_TIME}/{_NUMBER}")
 _NEVER_ENTERED = frozenset({"graphs", "execution_order", "dump_tensor_data"})
 _ATB_FILE = re.compile(r"(?:intensor|outtensor)[0-9]{1,6}\.bin")
-_TABLES = ("statistic.csv", "mapping.csv")
+_MAPPING = "mapping.csv"
+_TABLES = ("statistic.csv", _MAPPING)
 _MOST_DEPTH = 8
 _MOST_DIRECTORIES = 100_000
 
@@ -76,8 +77,6 @@ class Place:
         ``net``, ``graph``, ``iteration``, ``pid``, ``layer``, as far as the path has them.
     files
         Names and sizes of its regular files.
-    is_file
-        Whether ``path`` is that of the one file itself.
     """
 
     path: str
@@ -86,7 +85,6 @@ class Place:
     base: str = ""
     names: dict[str, str] = field(default_factory=dict)
     files: tuple[Item, ...] = ()
-    is_file: bool = False
 
     @property
     def framework(self) -> str:
@@ -105,10 +103,10 @@ def is_atb_file(name: str) -> bool:
 
 
 def place_of_file(fs: FileSystem, path: str, key: UnitKey) -> Place:
-    """A place with one file only: the tables of its directory are not looked at."""
+    """A place with one file only, and the table that knows names which were too long."""
     above, _, name = path.rpartition("/")
-    place = _placed(fs, above, key, ())
-    return replace(place, path=path, files=(Item(name, "file", fs.size(path)),), is_file=True)
+    names = [name] + [_MAPPING] * (fs.kind(join(above, _MAPPING)) == "file" and name != _MAPPING)
+    return _placed(fs, above, key, tuple(Item(file, "file", fs.size(join(above, file))) for file in names))
 
 
 def find(fs: FileSystem, path: str, items: Sequence[Item], key: UnitKey) -> list[ForeignUnit]:
@@ -118,7 +116,8 @@ def find(fs: FileSystem, path: str, items: Sequence[Item], key: UnitKey) -> list
     """
     if fs.kind(path) == "file":
         named = path.rpartition("/")[2]
-        return [ForeignUnit(_file_key(fs, path, key), path)] if is_kernel_file(named) else []
+        is_ours = is_kernel_file(named) or is_hash_name(named)
+        return [ForeignUnit(_file_key(fs, path, key), path)] if is_ours else []
     places = list(scan(fs, path, key, items=items))
     structured = {place.base for place in places if place.family != "plain"}
     if len(structured) > 1 or any(place.family == "plain" and place.path != path for place in places):

@@ -72,7 +72,7 @@ def read_side_files(fs: FileSystem, place: Place) -> SideFiles:
 
 def _take(fs: FileSystem, place: Place, item: Item, side: SideFiles) -> bool:
     """Find out what a file is; False for a stranger."""
-    path = place.path if place.is_file else join(place.path, item.name)
+    path = join(place.path, item.name)
     shown = side.mapping.get(item.name, item.name)
     if is_atb_file(item.name):
         side.atb_files.append(item)
