@@ -71,6 +71,8 @@ class ValueRules(NamedTuple):
 
     odd_is_null: bool = False
     """Values of a type that the format does not know (bytes, complex, an object) are null; False: their type's name."""
+    none_key: str = "None"
+    """What a key that is None is called."""
     bound: Callable[[object], Any] | None = None
     """The number that a bound of a slice stands for, when it is no Python number; None: null."""
     named: Mapping[str, Callable[[object], Any]] = {}

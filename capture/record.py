@@ -263,7 +263,8 @@ class _Walk:
         try:
             held = list(items)
             if not all(type(key) is str and key.isascii() for key, _ in held):
-                held = list(named_items(held, self._recorder.framework.leaf))
+                framework = self._recorder.framework
+                held = list(named_items(held, framework.leaf, framework.rules.none_key))
             if self._recorder.named:
                 return {key: self._under(key, part, f"{name}.{key}") for key, part in held}
             return {key: self.node(part, f"{name}.{key}") for key, part in held}

@@ -186,7 +186,9 @@ def _bits(array: np.ndarray[Any, Any], dtype: DType, *, copy: bool) -> np.ndarra
 # --- keys of mappings ------------------------------------------------------------------------------------------------
 
 
-def named_items(items: Iterable[tuple[object, Any]], leaf: Callable[[object], Any]) -> Iterator[tuple[str, Any]]:
+def named_items(
+    items: Iterable[tuple[object, Any]], leaf: Callable[[object], Any], none: str = "None"
+) -> Iterator[tuple[str, Any]]:
     """Items of a mapping under names: strings as they are, other keys as text, all different.
 
     ``{1: a, "1": b}`` gives ``1 (int)`` and ``1``: a string is never renamed.
@@ -199,7 +201,8 @@ def named_items(items: Iterable[tuple[object, Any]], leaf: Callable[[object], An
             name = _fresh(clean_text(key), "str", strings)
             strings.add(name)
         else:
-            name = _fresh(_key_text(key, number, leaf), type(key).__name__, taken)
+            text = none if key is None else _key_text(key, number, leaf)
+            name = _fresh(text, type(key).__name__, taken)
         taken.add(name)
         yield name, value
 

@@ -23,7 +23,7 @@ class Deferred(NamedTuple):
     """Results that are still on the device."""
 
     results: Tensor
-    """Max, Min, Mean and Norm, in float32."""
+    """Max, Min, Mean and Norm, in float32: shape (4,)."""
     is_bool: bool
     """Whether the tensor holds truth values, of which there are Max and Min only."""
 
@@ -51,7 +51,8 @@ def defer(tensor: Tensor) -> Deferred:
     scale = mint.where(usable, largest, 1.0)
     scaled = mint.div(wide, scale)
     norm = mint.mul(mint.sqrt(mint.sum(mint.mul(scaled, scaled))), scale)
-    return Deferred(mint.stack((high, low, mint.mean(wide), norm)), tensor.dtype == mindspore.bool_)
+    results = [one.reshape((1,)) for one in (high, low, mint.mean(wide), norm)]
+    return Deferred(mint.cat(results), tensor.dtype == mindspore.bool_)
 
 
 def resolve(pending: list[Deferred]) -> list[Statistics]:
@@ -64,7 +65,7 @@ def resolve(pending: list[Deferred]) -> list[Statistics]:
     """
     if not pending:
         return []
-    rows: Any = mint.stack(tuple(one.results for one in pending)).asnumpy().tolist()
+    rows: Any = mint.cat([one.results for one in pending]).asnumpy().reshape(-1, 4).tolist()
     return [
         (bool(high), bool(low), None, None) if one.is_bool else (high, low, mean, norm)
         for one, (high, low, mean, norm) in zip(pending, rows, strict=True)

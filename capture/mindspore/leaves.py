@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import mindspore
@@ -25,6 +26,7 @@ def leaf(value: object) -> Any:
     return NOT_A_LEAF
 
 
+@lru_cache(maxsize=128)
 def dtype_name(dtype: object) -> str:
     """As MindSpore spells it (``Float32``, ``BFloat16``), also where a package changed how types print (mindtorch)."""
     text = str(dtype)

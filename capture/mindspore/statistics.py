@@ -103,7 +103,7 @@ def _of_float32(values: NDArray[np.float32]) -> Statistics:
     whole = values[: values.size - values.size % _DOT].reshape(-1, _DOT)
     rest = values[whole.size :]
     total = float(np.dot(whole, _ONES).sum(dtype=np.float64)) + float(rest.sum(dtype=np.float64))
-    squares = float(np.einsum("ij,ij->i", whole, whole).sum(dtype=np.float64))
+    squares = float(np.matmul(whole[:, None, :], whole[:, :, None]).sum(dtype=np.float64))
     squares += float(np.square(rest, dtype=np.float64).sum())
     return largest, smallest, total / values.size, math.sqrt(squares)
 

@@ -46,7 +46,7 @@ class MindSporeFramework:
 
     name = "mindspore"
     suffix = ".npy"
-    rules = ValueRules(odd_is_null=True, bound=number, named={"dtype": dtype_leaf})
+    rules = ValueRules(odd_is_null=True, none_key="null", bound=number, named={"dtype": dtype_leaf})
 
     def __init__(self) -> None:
         self._contents = Contents()
