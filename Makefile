@@ -6,11 +6,12 @@ PEER26_VENV ?= .venv-peer26
 BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 MS27_VENV ?= .venv-ms27
+MINDTORCH_VENV ?= .venv-mindtorch
 MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo test test-mindspore test-mindspore-27 test-peer bench lint clean
+.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer bench lint clean
 
 env: $(VENV)/.ready
 
@@ -36,6 +37,14 @@ $(MS27_VENV)/.ready: pyproject.toml
 	$(MS27_VENV)/bin/python -m pip install -q -e '.[test]' 'numpy<2'
 	touch $@
 
+# mindnlp brings the mindtorch, and wants an older MindSpore.
+$(MINDTORCH_VENV)/.ready: pyproject.toml tests/mindtorch/requirements.txt
+	$(PYTHON) -m venv $(MINDTORCH_VENV)
+	$(MINDTORCH_VENV)/bin/python -m pip install -q --upgrade pip
+	$(MINDTORCH_VENV)/bin/python -m pip install -q -r tests/mindtorch/requirements.txt
+	$(MINDTORCH_VENV)/bin/python -m pip install -q -e . 'numpy<2'
+	touch $@
+
 $(PEER_VENV)/.ready: pyproject.toml tests/peer/requirements.txt
 	$(PYTHON) -m venv $(PEER_VENV)
 	$(PEER_VENV)/bin/python -m pip install -q --upgrade pip
@@ -55,16 +64,19 @@ demo: env
 
 # torch and MindSpore bring libraries that do not agree: two processes.
 test: env lint test-mindspore
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer' --ignore=tests/capture/mindspore tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer' --ignore=tests/capture/mindspore --ignore=tests/capture/mindtorch tests
 
 # MindSpore with numpy 2, which is not what it was built for; test-mindspore-27 is the pair that agrees.
 test-mindspore: $(VENV)/.mindspore
 	@if $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("mindspore") is None)'; then \
-		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/capture/mindspore; \
+		$(BIN)/python -m pytest -n $(PYTEST_WORKERS) tests/capture/mindspore tests/capture/mindtorch; \
 	else echo "MindSpore is not installed: tests/capture/mindspore is left out"; fi
 
 test-mindspore-27: $(MS27_VENV)/.ready
-	$(MS27_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/capture/mindspore
+	$(MS27_VENV)/bin/python -m pytest -n $(PYTEST_WORKERS) tests/capture/mindspore tests/capture/mindtorch
+
+test-mindtorch: $(MINDTORCH_VENV)/.ready
+	$(MINDTORCH_VENV)/bin/python -m pytest tests/mindtorch
 
 test-peer: env $(PEER_VENV)/.ready
 	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
@@ -80,4 +92,4 @@ lint: env
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(MS27_VENV) $(PEER_VENV) $(PEER26_VENV) demo-out build dist *.egg-info
+	rm -rf $(VENV) $(MINDTORCH_VENV) $(MS27_VENV) $(PEER_VENV) $(PEER26_VENV) demo-out build dist *.egg-info
