@@ -42,6 +42,8 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 _NEARLY = re.compile(r"(step|rank|proc)[_-]?[0-9]+", re.IGNORECASE)
 
+_ODD_NAME = "no name of a step or rank: left alone"
+
 _SEARCH_DEPTH = 3
 _SEARCH_DIRECTORIES = 1000
 _LOOKED_FOR = (
@@ -339,7 +341,7 @@ class _Finder:
             elif item.name in BRANCHES and context == _Context():
                 self.tree(below, self.list(below), _Context(branch=item.name))
             elif _NEARLY.fullmatch(item.name):
-                self.note(below, "no name of a step or rank: left alone")
+                self.note(below, _ODD_NAME)
 
     def step(self, path: str, context: _Context) -> None:
         items = self.list(path)
@@ -376,9 +378,9 @@ class _Finder:
         """Take a directory, below which no unit of ours was found, as a unit or as the dump of another tool."""
         said, self.problems = self.problems, []
         found = self.unit(path, items, context)
-        # What is no name of ours is one of the other tool's (rank_0).
-        if not any(unit.backend in FORMS for unit in self.units.values()):
-            self.problems[:0] = said
+        # What is no name of ours may be one of the other tool's (rank_0).
+        is_other = any(unit.backend in FORMS for unit in self.units.values())
+        self.problems[:0] = [text for text in said if not (is_other and text.endswith(_ODD_NAME))]
         return found
 
     def foreign(self, path: str, items: Sequence[Item], context: _Context) -> bool:

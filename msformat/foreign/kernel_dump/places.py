@@ -22,6 +22,7 @@ from msformat.errors import UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join
 from msformat.foreign import ForeignUnit
 from msformat.foreign.kernel_dump.filenames import is_hash_name, parse_kernel_name
+from msformat.foreign.kernel_dump.record import Doubt, DoubtName
 from msformat.names import natural_key
 from msformat.units import UnitKey
 
@@ -150,7 +151,13 @@ def _is_below(path: str, above: str) -> bool:
 
 
 def scan(
-    fs: FileSystem, path: str, key: UnitKey, *, items: Sequence[Item] | None = None, only: UnitKey | None = None
+    fs: FileSystem,
+    path: str,
+    key: UnitKey,
+    *,
+    items: Sequence[Item] | None = None,
+    only: UnitKey | None = None,
+    doubts: list[Doubt] | None = None,
 ) -> Iterator[Place]:
     """Directories with kernel files at and below a directory, in natural order; nothing is opened.
 
@@ -162,7 +169,10 @@ def scan(
         Content of the first directory, where known.
     only
         Leave out directories whose path belongs to another unit, without listing them.
+    doubts
+        Takes what may not be read.
     """
+    said = doubts if doubts is not None else []
     pending: list[tuple[str, int]] = [(path, 0)]
     seen = 0
     while pending and seen < _MOST_DIRECTORIES:
@@ -171,8 +181,9 @@ def scan(
         if only is not None and place.family != "plain" and place.key != only:
             continue
         seen += 1
-        listed = list(items) if items is not None and depth == 0 else _listed(fs, here)
+        listed = list(items) if items is not None and depth == 0 else _listed(fs, here, said)
         files = tuple(item for item in listed if item.kind == "file")
+        said += _doubt_special(fs, here, listed)
         if _holds_kernels(files):
             yield _placed(fs, here, key, files)
         if depth < _MOST_DEPTH:
@@ -180,11 +191,19 @@ def scan(
             pending.extend((join(here, name), depth + 1) for name in sorted(folders, key=natural_key, reverse=True))
 
 
-def _listed(fs: FileSystem, path: str) -> list[Item]:
+def _listed(fs: FileSystem, path: str, doubts: list[Doubt]) -> list[Item]:
     try:
         return fs.list(path)
-    except (OSError, UnsafeInputError):
+    except (OSError, UnsafeInputError) as error:
+        doubts.append(Doubt(DoubtName.no_regular_file, f"{fs.describe(path)}: cannot be listed: {error}"))
         return []
+
+
+def _doubt_special(fs: FileSystem, path: str, items: Sequence[Item]) -> Iterator[Doubt]:
+    for item in items:
+        if item.kind == "special" and (is_kernel_file(item.name) or _ENTERED.fullmatch(item.name)):
+            text = f"{fs.describe(join(path, item.name))}: is no regular file, or a link that leads outside: left alone"
+            yield Doubt(DoubtName.no_regular_file, text)
 
 
 def _holds_kernels(files: Sequence[Item]) -> bool:

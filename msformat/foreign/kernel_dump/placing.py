@@ -40,16 +40,22 @@ def place_blocks(record: Record, start: int, available: int, source: str) -> tup
     if total <= available:
         return replace(record, blocks=tuple(_in_order(record.blocks, start, frozenset()))), total
     # The device writer leaves out tensors without memory; other writers never set an address. Only sums tell.
-    nulls = frozenset(at for at, block in enumerate(record.blocks) if _is_null(block))
+    nulls = frozenset(at for at, block in enumerate(record.blocks) if _is_null(block) and record.family == "v2")
     missing = sum(record.blocks[at].size for at in nulls)
     if not nulls or total - missing != available:
         raise FormatError(f"{source}: the header announces {total} bytes of data, there are {available}")
-    doubts = tuple(
-        Doubt(DoubtName.null_block, f"{source}: {record.blocks[at]} had no memory: no data were dumped")
-        for at in sorted(nulls)
-    )
     blocks = tuple(_in_order(record.blocks, start, nulls))
-    return replace(record, blocks=blocks, doubts=record.doubts + doubts), available
+    return replace(record, blocks=blocks, doubts=(*record.doubts, *_doubt_nulls(record, nulls, source))), available
+
+
+def _doubt_nulls(record: Record, nulls: frozenset[int], source: str) -> Iterator[Doubt]:
+    """A writer that sets no address at all leaves the same file when it is cut behind the header."""
+    if not any(block.address for block in record.blocks):
+        text = f"{source}: there are no data behind the header: no tensor had memory, or the file is cut there"
+        yield Doubt(DoubtName.cut_or_null, text)
+        return
+    for at in sorted(nulls):
+        yield Doubt(DoubtName.null_block, f"{source}: {record.blocks[at]} had no memory: no data were dumped")
 
 
 def _is_null(block: Block) -> bool:

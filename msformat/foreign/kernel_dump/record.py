@@ -23,6 +23,7 @@ class DoubtName(str, Enum):
     sizes_repaired = "sizes-repaired"  # sizes contradict the shapes, which fit the file exactly
     places_doubtful = "places-doubtful"  # sizes contradict the shapes, and nothing tells where blocks begin
     null_block = "null-block"  # the device had no memory for the tensor, nothing was written
+    cut_or_null = "cut-or-null"  # no data behind the header: no tensor had memory, or the file is cut there
     appended_record = "appended-record"  # several dumps under one file name
     raw_bytes = "raw-bytes"  # a type without a documented form
     unknown_dim = "unknown-dim"  # a length of -1 that the size does not tell
@@ -32,6 +33,7 @@ class DoubtName(str, Enum):
     unresolved_alias = "unresolved-alias"  # ATB: the file with the same tensor was not found
     bad_table = "bad-table"  # statistic.csv or mapping.csv with rows that fit no form
     left_alone = "left-alone"  # files that are no kernel dumps
+    no_regular_file = "no-regular-file"  # a device, a link that leads outside, a directory that cannot be listed
 
     @property
     def is_loss(self) -> bool:
@@ -50,6 +52,8 @@ _LOSSES = frozenset(
         DoubtName.missing_slice,
         DoubtName.unresolved_alias,
         DoubtName.bad_table,
+        DoubtName.cut_or_null,
+        DoubtName.no_regular_file,
     }
 )
 

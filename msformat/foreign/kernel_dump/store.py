@@ -14,6 +14,7 @@ from msformat.errors import FormatError, StoreError, TensorNotFoundError
 from msformat.filesystem import FileSystem, is_url, open_filesystem
 from msformat.foreign.kernel_dump.collect import Collected, collect
 from msformat.foreign.kernel_dump.places import Place, place_of_file, scan
+from msformat.foreign.kernel_dump.record import Doubt
 from msformat.model import Header
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.units import UnitKey, parse_unit_path
@@ -57,17 +58,19 @@ class KernelStore(Store):
             raise StoreError(f"{location}: no such file or directory")
         self._files: FileSystem = fs
 
-    def _places(self) -> Iterator[Place]:
+    def _places(self, doubts: list[Doubt]) -> Iterator[Place]:
         if self._file:
             yield place_of_file(self._files, self._file, _NOWHERE)
             return
         only = parse_unit_path(self.group) if self.group else None
-        places = scan(self._files, "", only or _NOWHERE, only=only)
+        places = scan(self._files, "", only or _NOWHERE, only=only, doubts=doubts)
         yield from (place for place in places if only is None or place.key == only)
 
     @cached_property
     def _found(self) -> Collected:
-        found = collect(self._files, self._places(), device=self.keeps_device_layout)
+        doubts: list[Doubt] = []
+        found = collect(self._files, self._places(doubts), device=self.keeps_device_layout)
+        found.doubts[:0] = doubts
         if not found.entries and found.unreadable:
             first = next(doubt.text for doubt in found.doubts if doubt.name.value == "unreadable")
             raise FormatError(f"{self.location}: none of its {found.files} kernel files can be read: {first}")
