@@ -35,8 +35,8 @@ __all__ = [
 
 # Containers inside one another. msprobe stops far earlier; json itself gives up near 1,000.
 MAX_DEPTH = 256
-# ``type`` of the record that stands for gradients that save_grad was called for and that never came; its value says of
-# how many calls.
+# ``type`` of the record that stands for a gradient that save_grad was called for and that never came; its value says
+# how often it was called.
 MISSING_GRADIENT = "missing_gradient"
 
 # A string only where another tool spelled NaN as text; it is kept as given.

@@ -196,7 +196,7 @@ def _checked_values(dump: DumpDocument | None, source: str, problems: list[str])
 def _missing_gradient(key: str, calls: Any) -> str:
     name = key.removesuffix(".debug").rpartition(".")[0].removesuffix("_grad")
     return (
-        f"entry {key!r}: no gradient came for {calls} calls of save_grad: no backward pass ran through them, "
+        f"entry {key!r}: save_grad was called (times: {calls}) and no gradient came: no backward pass ran through it, "
         f"or what save_grad returned was not used (write {name} = save_grad(…, {name!r}, {name}))"
     )
 

@@ -31,6 +31,7 @@ GRADIENT = "_grad"
 _EXPECTED = "save_grad.jsonl"
 _MISSING = "missing_gradient"
 _NUMBERED = re.compile(r"_([0-9]{1,18})\.npy")
+_MOST_SAID = 1000
 # A file name takes 255 bytes; type, number and suffix come behind the name.
 _NAME_BYTES = 200
 
@@ -84,7 +85,7 @@ class SaveDirectories:
         self._mutex = threading.RLock()
         self._units: dict[Place, _Unit | None] = {}
         self._storages: dict[str, str] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._said: set[tuple[str, str, str]] = set()
         self._pid = os.getpid()
 
     def put(self, place: Place, name: str, bits: NDArray[Any], dtype: DType) -> None:
@@ -109,9 +110,9 @@ class SaveDirectories:
                     self._attempt(place, unit.finish, "the end of the step")
 
     def problem(self, place: Place, name: str, text: str) -> None:
-        """Say once a place and kind what was not saved."""
-        if (place.directory, text) not in self._said:
-            self._said.add((place.directory, text))
+        """Say once what was not saved."""
+        if (where := (place.directory, name, text)) not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add(where)
             _LOGGER.warning("save into %s: %s: %s (said once; the training goes on)", place.directory, name, text)
 
     # --- inside ------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ def _short(name: str) -> str:
 
 
 class _Container:
-    """``dump.h5`` or ``dump.zarr`` with an entry ``{name}.{n}.debug`` a call, as ``PrecisionDebugger.save`` makes it."""
+    """``dump.h5`` or ``dump.zarr`` with an entry ``{name}.{n}.debug`` a call, as ``PrecisionDebugger.save`` has."""
 
     def __init__(self, directory: Path, storage: str) -> None:
         header = Header(task="tensor", level="debug", framework="mindspore")
@@ -232,12 +233,11 @@ class _Container:
         self._writer.put_entry(key, record)
 
     def expect(self, name: str) -> None:
-        """An entry that says what is missing, until the gradient takes its place."""
-        number = self._asked[name]
+        """An entry that says what is missing, until the first gradient takes its place."""
         self._asked[name] += 1
         # A graph runs what does not depend on one another in any order: the gradient may have come already.
-        if number >= self._counts[name + GRADIENT]:
-            self._writer.put_entry(f"{name}{GRADIENT}.{number}.debug", {"type": _MISSING, "value": 1})
+        if not self._counts[name + GRADIENT]:
+            self._writer.put_entry(f"{name}{GRADIENT}.0.debug", {"type": _MISSING, "value": self._asked[name]})
 
     def finish(self) -> None:
         """Write the documents."""

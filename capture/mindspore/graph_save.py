@@ -98,7 +98,7 @@ def save_grad(save_dir: str, name: str, data: Tensor, storage: str = "files") ->
     if not isinstance(data, Tensor):
         raise TypeError(f"For 'save_grad', the type of argument 'data' must be mindspore.Tensor, but got {type(data)}")
     if IN_GRAPH():
-        return _GradientTap(save_dir, name, storage)(data)
+        return _GradientListener(save_dir, name, storage)(data)
     return _listen_now(Place(save_dir, _checked(storage)), name, data)
 
 
@@ -148,7 +148,7 @@ def _listen_now(place: Place, name: str, data: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _listening(place: Place, name: str) -> Any:
-    """The operator that is told of a gradient. MindSpore reads ``listen`` as if it were to be compiled, then calls it."""
+    """The operator that is told of a gradient. MindSpore reads ``listen`` as if to compile it, and then calls it."""
     take = partial(_save_gradient, place, name + GRADIENT)
 
     def listen(gradient: Tensor) -> Tensor:
@@ -175,9 +175,15 @@ class _SaveTap(Tap):
         directory, storage, name = address
         _SAVED.put(Place(directory, storage), name, bits, dtype)
 
-    def failed(self, address: tuple[str, ...], error: Exception) -> None:
+    def failed(self, address: tuple[str, ...], reason: str) -> None:
         directory, storage, name = address
-        _SAVED.problem(Place(directory, storage), name, f"{type(error).__name__}: {error}")
+        _SAVED.problem(Place(directory, storage), name, reason)
+
+
+class _GradientTap(_SaveTap):
+    """For the graph of a gradient."""
+
+    stands_alone = False
 
 
 class _Announcer(Tap):
@@ -208,19 +214,34 @@ def _save_in_graph(save_dir: str, name: str, data: Any, storage: str) -> None:
 def _dump(save_dir: str, name: str, tensor: Tensor, storage: str) -> Any:
     """Read by the compiler."""
     if IS_ASCEND():
-        return _tensor_dump(save_dir, name, tensor, storage)
+        return ops.TensorDump()(_dump_path(save_dir, name, storage), tensor)
     return carry(_SaveTap, (save_dir, storage, name), tensor)
 
 
-def _tensor_dump(save_dir: str, name: str, tensor: Tensor, storage: str) -> Any:
+def _dump_gradient(save_dir: str, name: str, gradient: Tensor, storage: str) -> Any:
     """Read by the compiler."""
+    if IS_ASCEND():
+        return _GradientDump()(_dump_path(save_dir, name, storage), gradient)
+    return carry(_GradientTap, (save_dir, storage, name), gradient)
+
+
+def _dump_path(save_dir: str, name: str, storage: str) -> str:
+    """Read by the compiler. TensorDump itself puts step and rank in."""
     if storage != "files":
         raise ValueError("on Ascend a graph saves files; `msformat convert` makes HDF5 or Zarr of them")
-    return ops.TensorDump()(save_dir + "/{step}/{rank}/" + name, tensor)
+    return save_dir + "/{step}/{rank}/" + name
+
+
+class _GradientDump(ops.TensorDump):  # type: ignore[misc]
+    """TensorDump for the graph of a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_prim_attr("side_effect_io", False)  # noqa: FBT003
 
 
 @mindspore.jit_class
-class _GradientTap:
+class _GradientListener:
     """Made with constants while a graph is compiled."""
 
     def __init__(self, save_dir: str, name: str, storage: str) -> None:
@@ -236,7 +257,7 @@ class _GradientTap:
 
 def _listener(save_dir: str, name: str, storage: str) -> Any:
     def listen(gradient: Tensor) -> Tensor:
-        return ops.depend(gradient, _dump(save_dir, name, gradient, storage))
+        return ops.depend(gradient, _dump_gradient(save_dir, name, gradient, storage))
 
     return listen
 
