@@ -28,7 +28,7 @@ _DTYPES = "|".join(sorted((dtype.name for dtype in known_dtypes()), key=lambda n
 _ID = r"[0-9]{1,18}"
 _NEW = re.compile(rf"(?P<name>.+?)(?:_(?P<mode>in|out))?_(?P<dtype>{_DTYPES})_(?P<id>{_ID})\.npy", re.DOTALL)
 _OLD_SLICE = re.compile(
-    rf"(?P<id>{_ID})_(?P<name>.+)_(?P<node>(?:CNode_?)?{_ID})_(?P<mode>in|out|all)_(?P<rank>{_ID})\.npy",
+    rf"(?P<id>{_ID})_(?P<name>.+?)_(?P<node>(?:CNode_?)?{_ID})_(?P<mode>in|out|all)_(?P<rank>{_ID})\.npy",
     re.DOTALL | re.IGNORECASE,
 )
 _OLD = re.compile(rf"(?P<id>{_ID})_(?P<name>.+)\.npy", re.DOTALL)
