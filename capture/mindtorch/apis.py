@@ -127,8 +127,11 @@ class TorchApis:
     def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
         def make(original: Any) -> Any:
             if isinstance(original, (staticmethod, classmethod)):
-                return type(original)(Api(original.__func__, prefix, name).stand_in(self._recorder))
-            return Api(original, prefix, name).stand_in(self._recorder)
+                return type(original)(custom(original.__func__))
+            return custom(original)
+
+        def custom(function: Any) -> Any:
+            return Api(function, prefix, name, is_closed=False).stand_in(self._recorder)
 
         self._custom_patches.put(owner, name, make)
 

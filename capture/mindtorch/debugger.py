@@ -62,6 +62,8 @@ class PrecisionDebugger(mindspore_debugger.PrecisionDebugger):
             raise CaptureError(f"module_dump: a torch.nn.Module is needed, not {type(module).__qualname__}")
         if not isinstance(name, str):
             raise CaptureError(f"module_dump: the name is a string, not {type(name).__qualname__}")
+        if self.config.level == "L2":
+            raise CaptureError("module_dump: level L2 dumps kernels of one API and records no modules")
         if self._hooks is None:
             self._hooks = self._make_hooks()
         self._hooks.begin_module_dump(module, name)

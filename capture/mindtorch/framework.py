@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.tensors import MindSporeFramework
-from capture.mindtorch.tensorhooks import hook
+from capture.mindtorch.tensorhooks import SHOWS_GRAPH, hook
 from capture.values import NOT_A_LEAF
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class MindTorchFramework(MindSporeFramework):
 
     def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
         """Call back with the tensor's gradient; False when it takes none."""
-        return hook(tensor, callback)
+        return super().on_gradient(tensor, callback) if SHOWS_GRAPH else hook(tensor, callback)
 
 
 def _device_name(device: Any) -> str:

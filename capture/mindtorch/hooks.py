@@ -6,11 +6,13 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.jit import tracing
+from capture.mindspore.kernels import KernelBackwards
 from capture.mindspore.passes import BackwardPasses
 from capture.mindspore.wrappers import ApiRecorder
 from capture.mindtorch.apis import TorchApis
 from capture.mindtorch.backwards import make_backwards
 from capture.mindtorch.modules import ModuleHooks
+from capture.mindtorch.tensorhooks import SHOWS_GRAPH
 
 if TYPE_CHECKING:
     from capture.mindtorch.environment import TorchEnvironment
@@ -30,16 +32,18 @@ class MindTorchHooks:
     environment
         The torch of the program.
     level
-        ``L0``, ``L1`` or ``mix``.
+        ``L0``, ``L1``, ``L2`` or ``mix``.
     """
 
     def __init__(
         self, observer: Observer, framework: MindTorchFramework, environment: TorchEnvironment, *, level: str
     ) -> None:
-        self._hooks_apis, self._hooks_modules = level in ("L1", "mix"), level in ("L0", "mix")
+        self._hooks_apis, self._hooks_modules = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         self._passes = BackwardPasses(observer.problem)
         self._backwards = make_backwards(observer, framework, self._passes)
-        recorder = ApiRecorder(observer, framework, self._backwards, tracing())
+        listens = level == "L2" and SHOWS_GRAPH
+        followed = KernelBackwards(observer, self._passes) if listens else self._backwards
+        recorder = ApiRecorder(observer, framework, followed, tracing())
         self._apis = TorchApis(observer, recorder, environment)
         self._modules = ModuleHooks(observer, self._backwards, self._passes, framework.give_back)
         self._are_set = False

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from mindspore import Tensor
+
 from capture.mindspore.parameters import ParameterGradients
 from capture.mindtorch.backwards import Backwards, ModuleListener
 
@@ -35,14 +37,32 @@ class _Stack(threading.local):
 
 
 class _Parameters(ParameterGradients):
-    """Knows the parameters of modules of torch."""
+    """Knows the parameters of modules of torch, and the gradients that they had before."""
+
+    def __init__(self, observer: Observer) -> None:
+        super().__init__(observer)
+        self._before: dict[int, tuple[int, Any] | None] = {}
 
     def add(self, prefix: str, module: Any) -> None:
         """Note the parameters that a module itself has; ``prefix`` is ``Module.{path}.{class}``."""
         for name, parameter in _own_parameters(module).items():
+            if id(parameter) not in self._owners:
+                self._before[id(parameter)] = _state(_gradient(parameter))
             _, owners = self._owners.setdefault(id(parameter), (parameter, []))
             if (prefix, name) not in owners:
                 owners.append((prefix, name))
+
+    def finish(self, *, had_backward: bool) -> None:
+        """Record gradients that a backward of another way (``loss.backward()`` of MSAdapter) has left in ``grad``."""
+        if not self._came:
+            known = [(parameter, _gradient(parameter)) for parameter, _ in self._owners.values()]
+            self.arrived([(one, found) for one, found in known if _state(found) != self._before.get(id(one))])
+        super().finish(had_backward=had_backward)
+
+    def forget(self) -> None:
+        """Let go of every parameter."""
+        super().forget()
+        self._before.clear()
 
 
 class ModuleHooks:
@@ -270,6 +290,20 @@ def _models(models: Any) -> list[tuple[str, Any]]:
 def _is_never_called(kind: type[Any]) -> bool:
     """Containers have the ``forward`` of the class that they are all made from, which only raises."""
     return any(kind.forward is base.__dict__.get("forward") for base in kind.__mro__ if base.__name__ == "Module")
+
+
+def _gradient(parameter: Any) -> Any:
+    """What lies in ``grad``, if anything does."""
+    try:
+        found = parameter.grad
+    except Exception:  # noqa: BLE001 (a class of its own mind)
+        return None
+    return found if isinstance(found, Tensor) else None
+
+
+def _state(gradient: Any) -> tuple[int, Any] | None:
+    """Tells whether a gradient is another one or, where MindSpore counts that, was added to."""
+    return None if gradient is None else (id(gradient), getattr(gradient, "_version", None))
 
 
 def _own_parameters(module: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,36 @@ class MindTorchContract:
         dump = dump_of(tmp_path, model, run, level="L0")
         for owner in ("first", "second"):
             _same(dump.tensor(f"Module.{owner}.Linear.parameters_grad.weight.npy"), found[0])
+
+    def test_gradients_that_a_program_leaves_in_grad(self, tmp_path: Path, net: Any, run: Any, x: Any) -> None:
+        """As ``loss.backward()`` of MSAdapter does, which is not MindSpore's ``grad``."""
+        _, of_parameters = gradients(run, x, net)
+        net.conv.weight.grad = mindspore.Tensor(of_parameters[0])
+        with captured(tmp_path, net, level="L0"):
+            run(x)
+            for parameter, gradient in list(zip(net.parameters(), of_parameters, strict=True))[1:]:
+                parameter.grad = mindspore.Tensor(gradient)
+        dump = units(tmp_path)[0]
+        _same(dump.tensor("Module.fc.2.Linear.parameters_grad.weight.npy"), of_parameters[4])
+        assert dump.data["Module.conv.Conv2d.parameters_grad"]["weight"] == [None]  # it was there before
+
+    def test_many_steps(self, tmp_path: Path, torch: Any, row: Any, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.WARNING, logger="msformat.capture")  # what it keeps is not ours
+        model = models(torch).Twice()
+        hooks, objects = _hooks(model), []
+        capture = debugger(tmp_path, level="mix", task="statistics")
+        for step in range(200):
+            capture.start(model)
+            gradients(lambda row: model(row).sum(), row, model)
+            capture.stop()
+            capture.step()
+            if step % 50 == 49:
+                capture.wait()
+                gc.collect()
+                objects.append(len(gc.get_objects()))
+        capture.close()
+        assert _hooks(model) == hooks
+        assert max(objects[1:]) - min(objects[1:]) < 100
 
     # --- no harm -----------------------------------------------------------------------------------------------------
 
