@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from capture.config_file import Settings, read_object, read_settings
+from capture.config_kernel import check_kernels, note_without_kernels
 from capture.config_keys import KEYS
 from capture.config_values import DataMode, default_queue_bytes
 from capture.errors import CaptureError
@@ -43,6 +44,8 @@ class StorageConfig:
         ``fsync`` survives a power failure, ``process`` the death of the process only.
     overwrite
         Whether an earlier dump of the same step and rank is removed.
+    kernels
+        What becomes of the device's files at level L2: ``keep``, ``convert`` or ``move``.
     """
 
     format: str = "files"
@@ -50,6 +53,7 @@ class StorageConfig:
     links: bool = True
     durability: Literal["fsync", "process"] = "fsync"
     overwrite: bool = False
+    kernels: Literal["keep", "convert", "move"] = "keep"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class CaptureConfig:
     dump_path
         Absolute.
     level
-        ``L0``, ``L1``, ``mix`` or ``debug``.
+        ``L0``, ``L1``, ``L2``, ``mix`` or ``debug``.
     steps, ranks
         None: all.
     scope
@@ -73,7 +77,9 @@ class CaptureConfig:
     data_mode
         Which directions and sides are recorded.
     summary_mode
-        ``statistics`` or ``md5``.
+        ``statistics`` or ``md5``; at level L2 in static graphs also names of statistics.
+    file_format, device
+        At level L2 in static graphs: ``npy`` or ``bin``; statistics by ``host`` or ``device``.
     extra_info
         Whether call stacks and the tree are recorded.
     dump_enable
@@ -103,7 +109,9 @@ class CaptureConfig:
     list: tuple[str, ...] = ()
     data_mode: DataMode = field(default_factory=DataMode)
     tensor_list: tuple[str, ...] = ()
-    summary_mode: str = "statistics"
+    summary_mode: str | tuple[str, ...] = "statistics"
+    file_format: str = "npy"
+    device: str = "host"
     async_dump: bool = False
     extra_info: bool = True
     dump_enable: bool | None = None
@@ -156,6 +164,10 @@ def load_config(
     found = read_settings(source, arguments)
     values = {**_DEFAULTS, **found.values}
     _require_path(values, source)
+    if values["level"] == "L2":
+        check_kernels(values, found, framework)
+    else:
+        note_without_kernels(values, found, _DEFAULTS)
     _check_level(values, found)
     _check_filters(values, found)
     storage = _storage(values.pop("storage"), found)
@@ -256,7 +268,7 @@ def _check_filters(values: dict[str, Any], found: Settings) -> None:
     if values["level"] == "debug":
         _drop_filters(values, found)
     _check_scope(values["scope"], values["level"], found.source("scope"))
-    for name in values["list"]:
+    for name in values["list"] if values["level"] != "L2" else ():
         if name.startswith("name-regex("):
             source = found.source("list")
             raise CaptureError(f"{source}: list: {name!r} is for graph mode; write names or parts of names")

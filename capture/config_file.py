@@ -152,8 +152,6 @@ def _refuse_by_name(name: str, value: Any, source: str) -> None:
         return
     if name == "task" and value in OTHER_TASKS:
         raise CaptureError(f"{source}: task: {value!r} is another tool of msprobe; {OTHER_TASKS[value]}")
-    if name == "level" and value == "L2":
-        raise CaptureError(f"{source}: level: L2 (kernel dump) is not available yet; use L0, L1, mix or debug")
     if name == "summary_mode" and value == "xor":
         raise CaptureError(f"{source}: summary_mode: 'xor' is not available; use md5")
 

@@ -16,7 +16,7 @@ __all__ = ["INERT", "KEYS", "LEVELS", "OTHER_TASKS", "STORAGE_KEYS", "TASKS", "I
 Place: TypeAlias = Literal["top", "task"]
 
 TASKS = ("statistics", "tensor", "structure")
-LEVELS = ("L0", "L1", "mix", "debug")
+LEVELS = ("L0", "L1", "L2", "mix", "debug")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,14 @@ KEYS = (
     ),
     Key(
         "level", "top", "text", values.choice(*LEVELS), "L1",
-        "`L0`: modules. `L1`: APIs. `mix`: both. `debug`: only what `PrecisionDebugger.save` is given. `L2` (kernels) "
-        "is refused by name: it is not available yet.",
+        "`L0`: modules. `L1`: APIs. `mix`: both. `debug`: only what `PrecisionDebugger.save` is given. `L2`: the "
+        "kernels of one API, or of a static graph of MindSpore, as the device dumps them.",
     ),
     Key(
         "async_dump", "top", "true or false", values.boolean, default=False, meaning=
         "Accepted as msprobe has it. Writing is done by a thread of its own either way and its queue is bounded by "
-        "`max_queue_bytes`, so task `tensor` needs no `list` with it, and it goes with `summary_mode: md5`.",
+        "`max_queue_bytes`, so task `tensor` needs no `list` with it, and it goes with `summary_mode: md5`. At level "
+        "L2 in static graphs, MindSpore dumps behind the device (`e2e_dump_settings.enable` false).",
     ),
     Key(
         "extra_info", "top", "true or false", values.boolean, default=True, meaning=
@@ -135,7 +136,9 @@ KEYS = (
     Key(
         "list", "task", "list of names", values.names, (),
         "Entry names, or parts of names: `[\"relu\"]`. At level mix, a module that is named stands for everything "
-        "that happens while it runs. With a `scope`, what both allow is recorded.",
+        "that happens while it runs. With a `scope`, what both allow is recorded. At level L2: exactly one entry name "
+        "of an API (`[\"Functional.linear.0.backward\"]`); in static graphs of MindSpore names of kernels, their "
+        "types, or `name-regex(Default/.+)`, and none for all kernels.",
         default_text="`[]`",
     ),
     Key(
@@ -146,12 +149,24 @@ KEYS = (
     Key(
         "data_mode", "task", "list of words", values.data_mode, values.DataMode(),
         "`[\"all\"]`, or any of `forward`, `backward`, `input` and `output`: `[\"forward\", \"input\"]` records the "
-        "inputs of forward calls, `[\"backward\"]` inputs and outputs of backward calls.",
+        "inputs of forward calls, `[\"backward\"]` inputs and outputs of backward calls. At level L2 `[\"all\"]`, "
+        "`[\"input\"]` or `[\"output\"]`.",
         default_text="`[\"all\"]`",
     ),
     Key(
-        "summary_mode", "task", "text", values.choice("statistics", "md5"), "statistics",
-        "`md5` adds to the statistics the CRC-32 of every tensor, which the format calls md5.",
+        "summary_mode", "task", "text or list", values.summary_mode, "statistics",
+        "`md5` adds to the statistics the CRC-32 of every tensor, which the format calls md5. At level L2 in static "
+        "graphs, where MindSpore computes them, `md5` stands alone, and a list chooses: `[\"max\", \"mean\", "
+        "\"nan count\"]`.",
+    ),
+    Key(
+        "file_format", "task", "text", values.choice("npy", "bin"), "npy",
+        "What MindSpore writes at level L2 for graphs that run as a whole (jit_level O2), in task `tensor`: `.npy` "
+        "files, or the device's own files.",
+    ),
+    Key(
+        "device", "task", "text", values.choice("host", "device"), "host",
+        "Where MindSpore computes statistics at level L2 in static graphs, in task `statistics`.",
     ),
     Key(
         "storage", "top", "object", dict, None,
@@ -193,6 +208,12 @@ STORAGE_KEYS = (
         "overwrite", "top", "true or false", values.boolean, default=False, meaning=
         "`true` removes an earlier dump of the same step and rank; otherwise capture refuses to begin where one lies.",
     ),
+    Key(
+        "kernels", "top", "text", values.choice("keep", "convert", "move"), "keep",
+        "What becomes of the files of a kernel dump (level L2) after each step. `keep`: they stay as the device wrote "
+        "them, and `msformat` reads them there. `convert`: they are also taken into the dump's store, behind the "
+        "training. `move`: and removed once the store was read back and found equal.",
+    ),
 )  # fmt: skip
 
 # Tasks, and objects of the file, that belong to other tools: the object is passed over, the task is refused.
@@ -216,8 +237,6 @@ INERT = (
     Inert(
         "custom_op_namespaces", "top", "has no effect: custom operators are named with register_custom_api()", ([],)
     ),
-    Inert("file_format", "task", "concerns kernel dumps (level L2) only", ("npy",)),
-    Inert("device", "task", "concerns graph mode of MindSpore only", ("host",)),
     Inert("online_run_ut", "task", "is the online accuracy checker: use msprobe for it", (False,), refused=True),
     Inert("online_run_ut_recompute", "task", "belongs to online_run_ut", anything=True),
     Inert("nfs_path", "task", "belongs to online_run_ut", anything=True),

@@ -25,6 +25,7 @@ __all__ = [
     "risk",
     "size",
     "suggestion",
+    "summary_mode",
 ]
 
 Reader: TypeAlias = Callable[[Any], Any]
@@ -34,6 +35,11 @@ _LAST = 1_000_000
 _RANGE = re.compile(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", re.ASCII)
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.ASCII | re.IGNORECASE)
 _MODES = ("all", "forward", "backward", "input", "output")
+# What MindSpore can compute of a kernel's tensor (msprobe 26.2.0 takes the same words).
+_STATISTICS = (
+    "max", "min", "mean", "l2norm", "count", "negative zero count", "positive zero count", "nan count",
+    "negative inf count", "positive inf count", "zero count", "hash", "md5",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +115,16 @@ def data_mode(value: Any) -> DataMode:
     directions, sides = {"forward", "backward"} & {*chosen}, {"input", "output"} & {*chosen}
     directions, sides = directions or {"forward", "backward"}, sides or {"input", "output"}
     return DataMode("forward" in directions, "backward" in directions, "input" in sides, "output" in sides)
+
+
+def summary_mode(value: Any) -> str | tuple[str, ...]:
+    """``statistics``, ``md5``, or a list of statistics."""
+    if isinstance(value, str):
+        return str(choice("statistics", "md5")(value))
+    chosen = names(value)
+    for name in chosen:
+        choice(*_STATISTICS)(name)
+    return chosen or "statistics"
 
 
 def numbers(value: Any) -> frozenset[int] | None:

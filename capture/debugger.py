@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from capture.config import load_config, reread_enable
 from capture.errors import CaptureError
+from capture.kernel.session import KernelSession
 from capture.saving import Saver
 from capture.session import Hooks, Session
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from capture.framework import Framework
+    from capture.kernel.device import KernelDevice
 
 __all__ = ["DebuggerBase", "either"]
 
@@ -53,7 +55,7 @@ class DebuggerBase(ABC):
     dump_path
         Directory of the dump; made when needed.
     level
-        ``L0`` (modules), ``L1`` (APIs), ``mix`` (both), ``debug`` (only what ``save`` is given).
+        ``L0`` (modules), ``L1`` (APIs), ``mix`` (both), ``L2`` (kernels), ``debug`` (only what ``save`` is given).
     model
         As for ``start``.
     step
@@ -92,7 +94,7 @@ class DebuggerBase(ABC):
         self.framework = self._make_framework()
         self.model = model
         self._config_path = config_path
-        self._session = Session(self.config, self.framework)
+        self._session = self._make_session()
         self._hooks: Hooks | None = None
         self._saver: Saver | None = None
         self._undo_token_range: Callable[[], None] | None = None
@@ -111,6 +113,16 @@ class DebuggerBase(ABC):
     @abstractmethod
     def _make_framework(self) -> Framework:
         """Whose tensors are recorded; ``config`` is known."""
+
+    def _make_session(self) -> Session:
+        """Whose steps are counted; at level L2 around a device that dumps."""
+        if self.config.level != "L2":
+            return Session(self.config, self.framework)
+        return KernelSession(self.config, self.framework, self._make_device())
+
+    def _make_device(self) -> KernelDevice:
+        """What dumps kernels at level L2."""
+        raise CaptureError(f"level L2: there is no kernel dump for {self.framework_name}")
 
     @abstractmethod
     def _make_hooks(self) -> Hooks:
@@ -145,6 +157,8 @@ class DebuggerBase(ABC):
         """
         session = self._session
         self.model = model if model is not None else self.model
+        if self.config.level == "L2":
+            session.prepare()
         if self.config.level == "debug" or not self._is_enabled():
             return
         if self.config.level in ("L0", "mix") or token_range is not None:

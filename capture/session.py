@@ -91,11 +91,13 @@ class _Capturing:
 class Session:
     """Steps, units and problems of one debugger."""
 
+    said_once = "said once; the dump lists every place"
+
     def __init__(self, config: CaptureConfig, framework: Framework) -> None:
         self.config = config
         self.framework = framework
         self.scope = Scope(config)
-        self.observer = Observer(config, framework, self.scope, self.problem)
+        self.observer = self._make_observer()
         self.queue = WriteQueue(config.max_queue_bytes)
         self.step_number = 0
         self.rank: int | None = None
@@ -124,6 +126,9 @@ class Session:
         if self._failure is not None or not self._is_wanted_rank:
             return False
         return self._is_wanted_step(self.step_number) and self._has_room()
+
+    def prepare(self) -> None:
+        """What must come before the program's first step, wanted or not."""
 
     @_one_at_a_time
     def start(self, hooks: Hooks, model: Any, *, paused: bool = False) -> bool:
@@ -246,7 +251,7 @@ class Session:
             message = f"{where}: {text}" if where else text
             if kind not in self._kinds:
                 self._kinds.add(kind)
-                _LOGGER.warning("capture: %s (said once; the dump lists every place)", message)
+                _LOGGER.warning("capture: %s (%s)", message, self.said_once)
             if self._records is not None:
                 self._records.sink.put_problem(f"{kind}: {message}")
 
@@ -257,6 +262,13 @@ class Session:
         _LOGGER.error("capture ends, training goes on: %s: %s", where, error)
 
     # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _make_observer(self) -> Observer:
+        return Observer(self.config, self.framework, self.scope, self.problem)
+
+    def _refuse_earlier(self) -> None:
+        if not self.config.storage.overwrite:
+            refuse_earlier(Path(self.config.dump_path), self._rank_name, self._is_to_come)
 
     @property
     def _is_wanted_rank(self) -> bool:
@@ -285,8 +297,8 @@ class Session:
         if self._is_ready:
             return
         self.rank = self.framework.rank()
-        if not self.config.storage.overwrite and self._is_wanted_rank:
-            refuse_earlier(Path(self.config.dump_path), self._rank_name, self._is_to_come)
+        if self._is_wanted_rank:
+            self._refuse_earlier()
         self._is_ready = True
         for note in self.config.notes:
             _LOGGER.warning("%s", note)
@@ -373,9 +385,8 @@ class Session:
         paths = hooks.never_fired()
         if paths and "never fired" not in self._kinds:
             listed = ", ".join(paths[:20]) + (f" and {len(paths) - 20} more" if len(paths) > 20 else "")
-            self.problem(
-                "never fired", "", f"{len(paths)} modules were never called as modules (perhaps .forward()): {listed}"
-            )
+            why = "unused, called by their forward or construct, or inside a compiled graph"
+            self.problem("never fired", "", f"{len(paths)} modules were never called as modules ({why}): {listed}")
 
     def _report_unmatched(self) -> None:
         """Filters that matched nothing in the whole run are most likely misspelt."""

@@ -38,7 +38,13 @@ _RULES = """\
 
 | | |
 |---|---|
-| `level: L2` | refused: kernel dumps are not available yet |
+| `level: L2` with `task: structure`, with `scope`, or for an API with another task than `tensor` | refused |
+| `level: L2` with PyTorch, and no or several names in `list`, or one that is no entry name of an API | refused |
+| `level: L2` with MindSpore | an entry name of an API in `list`: PyNative mode, as above; else: static graphs |
+| `level: L2` in static graphs, with `forward` or `backward` in `data_mode`, a `name-regex` that is none, or a \
+`dump_path` with other characters than `A-Z a-z 0-9 - _ /` | refused: MindSpore would end the training over it |
+| a list as `summary_mode` at another level than L2 | refused |
+| `file_format`, `device`, `storage.kernels` at another level than L2 | no effect, said once |
 | `task: structure` with `level: debug` or `summary_mode: md5` | refused: it records no values |
 | `task: structure` with `level: L1` | recorded at `mix`, as msprobe does: at L1 there is no tree |
 | `tensor_list` with a task other than `statistics` | refused |

@@ -39,10 +39,18 @@ class ApiHooks:
         Brings out the program's errors.
     backwards
         Follows the backward of calls.
+    recorder
+        Class of what the stand-ins share.
     """
 
-    def __init__(self, observer: Observer, framework: ApiFramework, backwards: ApiBackwards) -> None:
-        self._recorder = ApiRecorder(observer, framework, backwards, tracing())
+    def __init__(
+        self,
+        observer: Observer,
+        framework: ApiFramework,
+        backwards: ApiBackwards,
+        recorder: type[ApiRecorder] = ApiRecorder,
+    ) -> None:
+        self._recorder = recorder(observer, framework, backwards, tracing())
         self._pending = PendingWorks(observer)
         self._primitives = PrimitiveHooks(self._recorder)
         self._jit = JitWatch(self._recorder, self)

@@ -11,8 +11,12 @@ from mindspore import nn
 
 from capture.debugger import DebuggerBase, either
 from capture.errors import CaptureError
+from capture.kernel.graph import GraphKernelSession, NoHooks
+from capture.kernel.target import looks_like_api
 from capture.mindspore.calls import CellCalls
 from capture.mindspore.hooks import MindSporeHooks
+from capture.mindspore.kernel_graph import MindSporeRuntime
+from capture.mindspore.kernels import kernel_device
 from capture.mindspore.tensors import MindSporeFramework
 from capture.record import Recorder
 from capture.saving import Saver
@@ -20,11 +24,16 @@ from capture.saving import Saver
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from capture.kernel.device import KernelDevice
+    from capture.session import Session
+
 __all__ = ["PrecisionDebugger"]
 
 
 class PrecisionDebugger(DebuggerBase):
     """Records cells (L0), APIs (L1), both (mix) or saved variables (debug) of a MindSpore program in PyNative mode.
+
+    At level L2, kernels of one API, or of static graphs.
 
     See :class:`capture.debugger.DebuggerBase` for the arguments and methods, docs/config.md for config.json. Where the
     program has imported a ``torch`` that runs on MindSpore, this is :class:`capture.mindtorch.PrecisionDebugger`.
@@ -32,7 +41,7 @@ class PrecisionDebugger(DebuggerBase):
 
     framework_name = "mindspore"
     framework: MindSporeFramework
-    _hooks: MindSporeHooks | None
+    _hooks: MindSporeHooks | NoHooks | None
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """As msprobe does, of the class for what the program runs on."""
@@ -58,7 +67,26 @@ class PrecisionDebugger(DebuggerBase):
     def _make_framework(self) -> MindSporeFramework:
         return MindSporeFramework()
 
-    def _make_hooks(self) -> MindSporeHooks:
+    def _make_session(self) -> Session:
+        if self._dumps_graphs:
+            return GraphKernelSession(self.config, self.framework, MindSporeRuntime(self.config))
+        return super()._make_session()
+
+    @property
+    def _dumps_graphs(self) -> bool:
+        """At level L2 an entry name of an API means PyNative mode, anything else static graphs."""
+        return (
+            self.config.level == "L2"
+            and self.framework_name == "mindspore"
+            and not any(looks_like_api(name) for name in self.config.list)
+        )
+
+    def _make_device(self) -> KernelDevice:
+        return kernel_device()
+
+    def _make_hooks(self) -> MindSporeHooks | NoHooks:
+        if self._dumps_graphs:
+            return NoHooks()
         return MindSporeHooks(self._session.observer, self.framework, level=self.config.level)
 
     def _check_model(self, model: Any) -> None:

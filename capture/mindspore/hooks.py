@@ -8,6 +8,7 @@ from capture.mindspore.apis import ApiHooks
 from capture.mindspore.backward import CellBackwards
 from capture.mindspore.cells import CellHooks
 from capture.mindspore.gradients import GradientGroups
+from capture.mindspore.kernels import KernelBackwards, KernelRecorder
 from capture.mindspore.passes import BackwardPasses
 
 if TYPE_CHECKING:
@@ -25,14 +26,17 @@ class MindSporeHooks:
     observer, framework
         Where events go; whose tensors they are about.
     level
-        ``L0``, ``L1`` or ``mix``.
+        ``L0``, ``L1``, ``L2`` or ``mix``.
     """
 
     def __init__(self, observer: Observer, framework: MindSporeFramework, *, level: str) -> None:
-        self._hooks_apis, self._hooks_cells = level in ("L1", "mix"), level in ("L0", "mix")
+        self._hooks_apis, self._hooks_cells = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         self._passes = BackwardPasses(observer.problem)
         self._backwards = CellBackwards(observer, framework, GradientGroups(observer), self._passes)
-        self._apis = ApiHooks(observer, framework, self._backwards)
+        if level == "L2":
+            self._apis = ApiHooks(observer, framework, KernelBackwards(observer, self._passes), KernelRecorder)
+        else:
+            self._apis = ApiHooks(observer, framework, self._backwards)
         self._cells = CellHooks(observer, framework, self._backwards, self._passes)
 
     def install(self, model: Any) -> None:

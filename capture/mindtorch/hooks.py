@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.jit import tracing
-from capture.mindspore.kernels import KernelBackwards
+from capture.mindspore.kernels import KernelBackwards, KernelRecorder
 from capture.mindspore.passes import BackwardPasses
 from capture.mindspore.wrappers import ApiRecorder
 from capture.mindtorch.apis import TorchApis
@@ -43,7 +43,8 @@ class MindTorchHooks:
         self._backwards = make_backwards(observer, framework, self._passes)
         listens = level == "L2" and SHOWS_GRAPH
         followed = KernelBackwards(observer, self._passes) if listens else self._backwards
-        recorder = ApiRecorder(observer, framework, followed, tracing())
+        kind = KernelRecorder if level == "L2" else ApiRecorder
+        recorder = kind(observer, framework, followed, tracing())
         self._apis = TorchApis(observer, recorder, environment)
         self._modules = ModuleHooks(observer, self._backwards, self._passes, framework.give_back)
         self._are_set = False

@@ -44,10 +44,12 @@ class ApiHooks:
         Hears of every call.
     framework
         Is told of tensors that were written to, and hooks gradients.
+    recorder
+        Class of what the stand-ins share.
     """
 
-    def __init__(self, observer: Observer, framework: ApiFramework) -> None:
-        self._recorder = ApiRecorder(observer, framework)
+    def __init__(self, observer: Observer, framework: ApiFramework, recorder: type[ApiRecorder] = ApiRecorder) -> None:
+        self._recorder = recorder(observer, framework)
         self._pending = PendingWorks(observer)
         self._names = _listed_names()
         self._apis: dict[tuple[str, str], Api] = {}

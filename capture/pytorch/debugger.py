@@ -10,6 +10,7 @@ import torch
 from capture.debugger import DebuggerBase
 from capture.errors import CaptureError
 from capture.pytorch.hooks import TorchHooks
+from capture.pytorch.kernels import NpuDevice
 from capture.pytorch.tensors import TorchFramework
 from capture.record import Recorder
 from capture.saving import Saver
@@ -18,7 +19,7 @@ __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end"]
 
 
 class PrecisionDebugger(DebuggerBase):
-    """Records modules (L0), APIs (L1), both (mix) or saved variables (debug) of a PyTorch program.
+    """Records modules (L0), APIs (L1), both (mix), kernels (L2) or saved variables (debug) of a PyTorch program.
 
     See :class:`capture.debugger.DebuggerBase` for the arguments and methods, docs/config.md for config.json.
     """
@@ -29,6 +30,9 @@ class PrecisionDebugger(DebuggerBase):
 
     def _make_framework(self) -> TorchFramework:
         return TorchFramework(precision=self.config.precision)
+
+    def _make_device(self) -> NpuDevice:
+        return NpuDevice()
 
     def _make_hooks(self) -> TorchHooks:
         return TorchHooks(self._session.observer, self.framework, level=self.config.level)
@@ -65,6 +69,8 @@ class PrecisionDebugger(DebuggerBase):
 
     def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
         """See :func:`module_dump`."""
+        if self.config.level == "L2":
+            raise CaptureError("module_dump: level L2 dumps kernels of one API and records no modules")
         if self._hooks is None:
             self._hooks = self._make_hooks()
         self._hooks.begin_module_dump(module, name)

@@ -11,8 +11,10 @@ from torch._C import DisableTorchFunction
 from capture.observer import Observer
 from capture.pytorch.apis import ApiHooks
 from capture.pytorch.gradients import GradientGroups
+from capture.pytorch.kernels import KernelRecorder
 from capture.pytorch.modules import ModuleHooks
 from capture.pytorch.tensors import TorchFramework
+from capture.pytorch.wrappers import ApiRecorder
 
 __all__ = ["TorchHooks"]
 
@@ -33,13 +35,14 @@ class TorchHooks:
     observer, framework
         Where events go; whose tensors they are about.
     level
-        ``L0``, ``L1`` or ``mix``.
+        ``L0``, ``L1``, ``L2`` or ``mix``.
     """
 
     def __init__(self, observer: Observer, framework: TorchFramework, *, level: str) -> None:
-        self._hooks_apis, self._hooks_modules = level in ("L1", "mix"), level in ("L0", "mix")
+        self._hooks_apis, self._hooks_modules = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         groups = GradientGroups(observer)
-        self._apis = ApiHooks(observer, _SharedGradients(groups))
+        recorder = KernelRecorder if level == "L2" else ApiRecorder
+        self._apis = ApiHooks(observer, _SharedGradients(groups), recorder)
         self._modules = ModuleHooks(observer, framework, groups)
         self._are_set = False
         self._alone: tuple[weakref.ReferenceType[torch.nn.Module], str] | None = None

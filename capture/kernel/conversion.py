@@ -1,0 +1,146 @@
+"""Takes the kernel files of a step into the dump's store, behind the training, and says when there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from capture.earlier import is_occupied, remove_unit
+from msformat import ConvertOptions, convert_dump
+
+if TYPE_CHECKING:
+    from capture.config import StorageConfig
+
+__all__ = ["KernelFiles", "Places"]
+
+Problem = Callable[[str, str, str], None]
+# What says that a unit is whole comes last.
+_DOCUMENTS = ("stack.json", "construct.json", "dump.json")
+
+
+class Places(Protocol):
+    """Where the kernels of steps lie."""
+
+    def source(self, number: int) -> Path:
+        """A directory that holds those of a step, perhaps with those of other steps."""
+
+    def parts(self, number: int) -> list[Path]:
+        """Directories that hold nothing but those of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFiles:
+    """The kernel files of one step, once the device has written them.
+
+    Attributes
+    ----------
+    step
+        Number of the step.
+    places
+        Where they are.
+    unit_dir
+        Where they go in the dump.
+    storage
+        What becomes of them.
+    absent
+        What it means when there are none, in words; None when that was said already.
+    on_problem
+        Told what went wrong: kind, place, text.
+    """
+
+    step: int
+    places: Places
+    unit_dir: Path
+    storage: StorageConfig
+    absent: str | None
+    on_problem: Problem
+
+    def settle(self) -> None:
+        """Do what the storage asks for. A job of the writing thread: it raises nothing."""
+        if not any(_has_files(part) for part in self.places.parts(self.step)):
+            if self.absent is not None:
+                self.on_problem("no kernels", f"step {self.step}", self.absent)
+            return
+        if self.storage.kernels == "keep":
+            return
+        try:
+            self._convert()
+        except Exception as error:  # noqa: BLE001 (nothing here may reach the training)
+            text = f"not converted, and kept as they are in {self._source}: {type(error).__name__}: {error}"
+            self.on_problem("kernels", f"step {self.step}", text)
+
+    @property
+    def _source(self) -> Path:
+        return self.places.source(self.step)
+
+    def _convert(self) -> None:
+        if self.storage.overwrite:
+            remove_unit(self.unit_dir)
+        if is_occupied(self.unit_dir):
+            raise FileExistsError(f"{self.unit_dir} holds another dump")
+        # Beside the steps: a destination must neither lie in its source nor around it.
+        aside = self.unit_dir.parents[1] / f".kernels-{self.unit_dir.parent.name}-{self.unit_dir.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            problems = self._convert_into(aside)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        for problem in problems:
+            self.on_problem("kernels", f"step {self.step}", problem)
+        if self.storage.kernels == "move":
+            self._remove(problems)
+
+    def _convert_into(self, aside: Path) -> list[str]:
+        """Convert, compare, give the unit its place; what could not be taken along."""
+        storage = self.storage
+        options = ConvertOptions(
+            to=storage.format,
+            compression=storage.compression,
+            links=storage.links,
+            steps=frozenset({self.step}),
+            verify=True,
+        )
+        report = convert_dump(self._source, aside, options)
+        units = [unit for unit in report.units if not unit.failed]
+        problems = [problem for unit in report.units for problem in unit.problems]
+        if len(units) != 1:
+            found = ", ".join(unit.key for unit in units) or "none"
+            raise ValueError("; ".join([f"one unit was expected, there are: {found}", *problems]))
+        _put_in_place(aside / units[0].key, self.unit_dir)
+        return problems
+
+    def _remove(self, problems: Sequence[str]) -> None:
+        """Whatever is not in the store as it was on the device stays."""
+        if problems:
+            self.on_problem("kernels", f"step {self.step}", f"not removed from {self._source}: see the other problems")
+            return
+        for part in self.places.parts(self.step):
+            shutil.rmtree(part)
+
+
+def _has_files(part: Path) -> bool:
+    return any(names for _, _, names in os.walk(part))
+
+
+def _put_in_place(made: Path, unit_dir: Path) -> None:
+    """In one go where nothing is there yet; beside the device's directories otherwise."""
+    unit_dir.parent.mkdir(parents=True, exist_ok=True)
+    if not unit_dir.exists():
+        os.rename(made, unit_dir)
+        return
+    names = sorted(os.listdir(made), key=lambda name: (name in _DOCUMENTS, name))
+    moved: list[Path] = []
+    try:
+        for name in names:
+            os.rename(made / name, unit_dir / name)
+            moved.append(unit_dir / name)
+    except OSError:
+        for path in moved:  # half a unit would be taken for a whole one
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        raise
