@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from capture.framework import Framework, Wanted
-from tests.capture.fake_framework import FakeFramework, FakeTensor
+from tests.capture.fake_framework import FakeDType, FakeFramework, FakeTensor
+from tests.capture.framework_contract import FrameworkContract
 
 EVERYTHING = Wanted(statistics=True, data=True, md5=True)
+
+
+class TestContract(FrameworkContract):
+    name, suffix, says_recompute = "pytorch", ".npy", True
+
+    def framework(self) -> FakeFramework:
+        return FakeFramework()
+
+    def tensor(self, array: NDArray[Any]) -> FakeTensor:
+        return FakeTensor(array.copy())
+
+    def change(self, tensor: FakeTensor) -> None:
+        tensor.fill_(9)
+
+    def a_dtype(self) -> tuple[Any, str]:
+        return FakeDType("float32"), "fake.dtype"
+
+    def gradient_of(self, listen: Any) -> NDArray[Any]:
+        tensor = FakeTensor(np.ones((2, 3), np.float32), requires_grad=True)
+        listen(tensor)
+        tensor.backward(FakeTensor(np.full((2, 3), 3.0, np.float32)))
+        return np.full((2, 3), 3.0, np.float32)
 
 
 def test_it_is_a_framework() -> None:
