@@ -63,6 +63,15 @@ class RecordingObserver:
         self.inputs[call.backward] = self._copied(grad_outputs)
         self.outputs[call.backward] = self._copied(grad_inputs)
 
+    def open_api_backward(self, call: Call) -> None:
+        pass
+
+    def drop_api_backward(self, call: Call) -> None:
+        pass
+
+    def has_no_backward(self, call: Call) -> None:
+        pass
+
     def problem(self, kind: str, where: str, text: str) -> None:
         self.problems.append((kind, where))
 
