@@ -13,6 +13,7 @@ from typing import Any
 import mindspore
 import numpy as np
 import pytest
+from mindspore._c_expression import TensorPy
 
 from capture.mindspore import PrecisionDebugger
 from capture.mindtorch import CaptureError, is_mindtorch, module_dump, module_dump_end, seed_all
@@ -203,6 +204,30 @@ class MindTorchContract:
         _same(dump.tensor("Module.fc.2.Linear.parameters_grad.weight.npy"), of_parameters[4])
         assert dump.data["Module.conv.Conv2d.parameters_grad"]["weight"] == [None]  # it was there before
 
+    def test_parameters_that_are_not_asked_for(self, tmp_path: Path, net: Any, run: Any, x: Any) -> None:
+        weights = list(net.fc.parameters())
+        dump = dump_of(tmp_path, net, lambda: mindspore.value_and_grad(run, None, weights)(x), level="mix")
+        assert dump.data["Module.conv.Conv2d.parameters_grad"] == {"weight": [None], "bias": [None]}
+        assert dump.data["Module.fc.2.Linear.parameters_grad"]["weight"][0]["shape"] == [3, 8]
+        assert dump.data["Functional.linear.1.backward"]["output"][0]["shape"] == [2, 8]
+
+    def test_an_input_of_very_many_calls(self, tmp_path: Path, torch: Any, row: Any) -> None:
+        """Without a graph, calls wait for the sum; so many gradients are held back at most."""
+
+        def run(row: Any) -> Any:
+            h = row * 2.0
+            total = h * 0.0
+            for number in range(100):
+                total = torch.add(total, torch.softmax(h, -1) if number % 2 else h * float(number))
+            return total.sum()
+
+        data = dump_of(tmp_path, None, lambda: mindspore.grad(run, 0)(row), level="L1").data
+        backward = {key: node for key, node in data.items() if key.startswith("Torch.softmax") and "backward" in key}
+        filled = [key for key, node in backward.items() if node["output"] != [None]]
+        assert len(backward) == 50
+        assert all(node["input"] != [None] for node in backward.values())
+        assert (len(filled) == 50) if self.shows_graph else (0 < len(filled) < 50)
+
     def test_many_steps(self, tmp_path: Path, torch: Any, row: Any, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.WARNING, logger="msformat.capture")  # what it keeps is not ours
         model = models(torch).Twice()
@@ -259,6 +284,27 @@ class MindTorchContract:
         assert dump.tree["Module.fc.Linear.forward.0"] is None
         assert dump.data["Module.fc.Linear.backward.0"]["output"][0]["type"] == "mindspore.Tensor"
         assert "Module.failing.Failing.forward.0" not in dump.data
+
+    def test_a_backward_that_raises(self, tmp_path: Path, net: Any, run: Any, x: Any) -> None:
+        """It comes out as it is, and the next one of the step is recorded."""
+        model = net
+
+        def failing(gradient: Any) -> Any:
+            raise ValueError("of the program")
+
+        def failing_run(x: Any) -> Any:
+            h = net.conv(x)
+            TensorPy.register_hook(h, failing)
+            return net.fc(h.reshape((2, 32))).sum()
+
+        with captured(tmp_path, model, level="mix"):
+            with pytest.raises(ValueError, match="of the program"):
+                gradients(failing_run, x, model)
+            gradients(run, x, model)
+        dump = units(tmp_path)[0]
+        assert dump.data["Module.conv.Conv2d.backward.1"]["input"][0]["shape"] == [2, 2, 4, 4]
+        assert dump.tree["Module.fc.2.Linear.backward.1"] == "Module.fc.Sequential.backward.1"
+        assert dump.tree["Module.fc.Sequential.backward.1"] is None
 
     def test_a_function_that_raises(self, tmp_path: Path, torch: Any, row: Any) -> None:
         with captured(tmp_path, level="L1"):
