@@ -18,7 +18,10 @@ from numpy.typing import NDArray
 
 from msformat.dtypes import DType
 
-__all__ = ["byte_view", "canonical_crc32", "content_digest", "crc32"]
+__all__ = ["RunningSums", "byte_view", "canonical_crc32", "content_digest", "crc32"]
+
+
+_PIECE = 32 << 20
 
 
 def _find_isal() -> Any:
@@ -55,10 +58,9 @@ def content_digest(bits: NDArray[Any], dtype: DType) -> str:
     dtype
         The logical element type.
     """
-    head = f"{dtype.name}{list(dtype.logical_shape(bits.shape))}".encode()
-    state = xxhash.xxh3_128(head)
-    state.update(byte_view(bits))
-    return str(state.hexdigest())
+    sums = RunningSums(dtype, dtype.logical_shape(bits.shape))
+    sums.add(bits)
+    return sums.digest
 
 
 def canonical_crc32(bits: NDArray[Any], dtype: DType) -> str:
@@ -66,5 +68,45 @@ def canonical_crc32(bits: NDArray[Any], dtype: DType) -> str:
 
     bfloat16 is widened to float32 first, as msprobe 8.1.0 does (format.md §2); other types are taken as they are.
     """
+    return f"{crc32(_canonical_bytes(bits, dtype)):08x}"
+
+
+def _canonical_bytes(bits: NDArray[Any], dtype: DType) -> memoryview:
     data = dtype.widen_bfloat16(bits) if dtype.name == "bfloat16" else bits
-    return f"{crc32(byte_view(np.ascontiguousarray(data))):08x}"
+    return byte_view(np.ascontiguousarray(data))
+
+
+class RunningSums:
+    """:func:`content_digest` and :func:`canonical_crc32` of a tensor that comes in pieces.
+
+    Parameters
+    ----------
+    dtype, shape
+        Of the whole tensor.
+    with_crc32
+        Whether that one is wanted, too.
+    """
+
+    def __init__(self, dtype: DType, shape: tuple[int, ...], *, with_crc32: bool = False) -> None:
+        self._dtype = dtype
+        self._state = xxhash.xxh3_128(f"{dtype.name}{list(shape)}".encode())
+        self._crc: int | None = 0 if with_crc32 else None
+
+    def add(self, bits: NDArray[Any]) -> None:
+        """Take the next piece in C order: a C-contiguous array of ``dtype.storage``."""
+        data = byte_view(bits)
+        # Between updates other threads get their turn, also where the library keeps the interpreter to itself.
+        for at in range(0, len(data), _PIECE):
+            self._state.update(data[at : at + _PIECE])
+        if self._crc is not None:
+            self._crc = crc32(_canonical_bytes(bits, self._dtype), self._crc)
+
+    @property
+    def digest(self) -> str:
+        """The content digest so far."""
+        return str(self._state.hexdigest())
+
+    @property
+    def checksum(self) -> str | None:
+        """The CRC-32 so far, None where it was not wanted."""
+        return None if self._crc is None else f"{self._crc:08x}"

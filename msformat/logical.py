@@ -41,7 +41,9 @@ class LogicalBits(NamedTuple):
     note: str | None = None
 
 
-def logical_bits(stored: StoredTensor, declared: str | None, selection: Selection = ...) -> LogicalBits:
+def logical_bits(
+    stored: StoredTensor, declared: str | None, selection: Selection = ..., *, borrow: bool = False
+) -> LogicalBits:
     """Read a selection as the type the document declares, if that is exact.
 
     Parameters
@@ -52,13 +54,15 @@ def logical_bits(stored: StoredTensor, declared: str | None, selection: Selectio
         ``dtype`` as the document spells it (``BFloat16``, ``torch.float32``); None or a stranger changes nothing.
     selection
         Basic index; the exactness is judged on what is read, so that a slice never costs the whole tensor.
+    borrow
+        All of it, to be looked at once: see :meth:`msformat.stores.base.StoredTensor.borrowed_bits`.
 
     Notes
     -----
     float32 is narrowed to bfloat16 only when the low 16 bits of every value read are zero: the values came from
     bfloat16, and their high halves *are* its bits, NaN payloads included.
     """
-    bits = stored.bits(selection)
+    bits = stored.borrowed_bits() if borrow else stored.bits(selection)
     wanted = parse_dtype(declared) if declared else None
     if wanted is None or wanted == stored.dtype:
         return LogicalBits(bits, stored.dtype)

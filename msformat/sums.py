@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-from msformat.digest import canonical_crc32, content_digest
+from numpy.typing import NDArray
+
+from msformat.digest import RunningSums
 from msformat.stores.base import StoredTensor
 
 __all__ = ["ContentSums", "Sums"]
+
+# Larger tensors are read in slabs, so that summing them up takes no more memory than that.
+_AT_ONCE = 64 << 20
+_SLAB = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,30 @@ class ContentSums:
 
 
 def _sum_up(stored: StoredTensor, *, crc32: bool) -> Sums:
-    bits = stored.bits()
-    return Sums(
-        bits.nbytes,
-        content_digest(bits, stored.dtype),
-        canonical_crc32(bits, stored.dtype) if crc32 else None,
-    )
+    sums = RunningSums(stored.dtype, stored.shape, with_crc32=crc32)
+    nbytes = 0
+    for piece in _pieces(stored):
+        sums.add(piece)
+        nbytes += piece.nbytes
+    return Sums(nbytes, sums.digest, sums.checksum)
+
+
+def _pieces(stored: StoredTensor) -> Iterator[NDArray[Any]]:
+    """The stored bits in C order: at once, or of a large tensor slab by slab."""
+    if stored.nbytes <= _AT_ONCE or not stored.reads_parts:
+        yield stored.bits()
+        return
+    lead, rows = _slabs(stored)
+    for index in product(*map(range, stored.shape[:lead])):
+        for start in range(0, stored.shape[lead], rows):
+            yield stored.bits((*index, slice(start, start + rows)))
+
+
+def _slabs(stored: StoredTensor) -> tuple[int, int]:
+    """Axis to cut, those before it taken one index at a time, and its length in a slab."""
+    inner = stored.nbytes
+    for axis, length in enumerate(stored.shape):
+        inner //= max(1, length)
+        if inner <= _SLAB:
+            return axis, max(1, _SLAB // max(1, inner))
+    return len(stored.shape) - 1, 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from msformat.borrowed import is_mapped, released_pages
 from msformat.errors import DTypeError, KeyExistsError, MsformatError
 from msformat.logical import LogicalBits, logical_bits
 from msformat.plan import PlannedTensor
@@ -145,7 +146,7 @@ def _read_all(source: Store, tensors: Sequence[PlannedTensor], pipe: _Pipe) -> N
 
 def _read(source: Store, tensor: PlannedTensor) -> _Read:
     try:
-        return _Read(tensor, logical_bits(source.get(tensor.source), tensor.declared), "")
+        return _Read(tensor, logical_bits(source.get(tensor.source), tensor.declared, borrow=True), "")
     except _BAD_TENSOR as error:
         return _Read(tensor, None, f"{error}" or type(error).__name__)
 
@@ -158,7 +159,9 @@ def _put(target: Store, item: _Read, done: Transferred) -> None:
     bits, dtype, note = item.bits
     nbytes = bits.nbytes
     try:
-        digest = target.put(item.tensor.target, bits, dtype, owned=True)
+        with released_pages(bits):
+            # What is looked at in its map is finished with when its pages are.
+            digest = target.put(item.tensor.target, bits, dtype, owned=not is_mapped(bits))
     except (KeyExistsError, DTypeError) as error:
         done.conflicts += isinstance(error, KeyExistsError)
         done.problems.append(f"{label} was skipped: {error}")

@@ -99,6 +99,9 @@ class StoredTensor(ABC):
 
     __slots__ = ("digest", "dtype", "key", "shape")
 
+    # Whether a part costs about its share; False where the whole is read for it.
+    reads_parts: ClassVar[bool] = True
+
     def __init__(self, key: str, dtype: DType, shape: tuple[int, ...], digest: str | None = None) -> None:
         self.key = key
         self.dtype = dtype
@@ -142,6 +145,14 @@ class StoredTensor(ABC):
         region = plan_selection(selection, self.shape)
         found = region.finish(self._read(region))
         return np.array(found, dtype=self.dtype.storage, order="C", copy=True) if _is_shared(found) else found
+
+    def borrowed_bits(self) -> NDArray[Any]:
+        """All stored bits, C-contiguous, to be looked at once and not kept or changed.
+
+        A view of a map where the bits of a large tensor lie in a file as they are, so that no memory is taken for them;
+        else the same as :meth:`bits`.
+        """
+        return self.bits()
 
     def numpy(self, selection: Selection = ...) -> NDArray[Any]:
         """The selection as an array of ``dtype.numpy``, owned by the caller."""

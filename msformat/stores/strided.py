@@ -27,6 +27,8 @@ Check: TypeAlias = "Callable[[], None]"
 KEPT_BYTES = 1 << 13
 # A view may repeat what is stored (stride 0); beyond this a declared size must be backed by stored bytes.
 _REPEATED_BYTES = 64 << 20
+# Larger tensors are not read to be looked at once.
+_BORROWED_FROM = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +93,22 @@ class Extent:
                 f"{source}: a view of {wanted} bytes repeats a storage of {self.nbytes}: read a slice of it"
             )
         check_room(wanted, source)
-        hull = self._reach(self.shape) + self.element.itemsize
+        hull = self.hull
         first = self.start + self.offset
         if kept is not None:
             return self._view(kept, first, source)
         if hull > 4 * wanted and hull > KEPT_BYTES and isinstance(files, LocalFileSystem):
             return self._view(files.map(self.path), first, source)
         return self._view(_read_range(files, self.path, first, hull, source), 0, source)
+
+    @property
+    def hull(self) -> int:
+        """Bytes from the first element to the last."""
+        return self._reach(self.shape) + self.element.itemsize
+
+    def view(self, file: bytes | memoryview, source: str) -> NDArray[Any]:
+        """All elements, as a view of the whole file's bytes."""
+        return self._view(file, self.start + self.offset, source)
 
     def _empty(self, source: str) -> NDArray[Any]:
         try:
@@ -173,6 +184,15 @@ class FileTensor(StoredTensor):
             tail = tuple(slice(0, length, 1) for length in self._extent.shape[len(region.slices) :])
             region = Region((*region.slices, *tail), region.post)
         return self._decode(self._extent.select(region).read(self._files, self._source, kept))
+
+    def borrowed_bits(self) -> NDArray[Any]:
+        """A view of the map, for what is large, dense, and stored as it is."""
+        extent = self._extent
+        is_dense = math.prod(extent.shape) * extent.element.itemsize == extent.hull and 0 not in extent.shape
+        if not is_dense or extent.hull < _BORROWED_FROM or not isinstance(self._files, LocalFileSystem):
+            return self.bits()
+        found = self._decode(extent.view(self._files.map(extent.path), self._source))
+        return found if found.flags.c_contiguous else self.bits()
 
     def verify(self) -> None:
         """Read everything; compare with the digest or checksum that was recorded, where there is one."""

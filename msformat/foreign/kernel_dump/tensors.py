@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,8 @@ class MadeTensor(StoredTensor):
     """A tensor whose elements have to be unpacked, reordered or joined: read whole, then cut."""
 
     __slots__ = ("_make",)
+
+    reads_parts: ClassVar[bool] = False
 
     def __init__(self, key: str, dtype: DType, shape: tuple[int, ...], make: Callable[[], NDArray[Any]]) -> None:
         super().__init__(key, dtype, shape)
