@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.jit import JitWatch
 from capture.mindspore.wrappers import Api, ApiRecorder
-from capture.mindtorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks
+from capture.mindtorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks, holding_originals
 from capture.patches import Patches
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ class TorchApis:
             for name in names:
                 if (place, name) not in KNOWN_BY_IDENTITY and _is_replaceable(owner, name):
                     self._patches.put(owner, name, self._maker(prefix, name))
+        operation = self._environment.place("torch.distributed.P2POp")
+        for name in ("__new__", "__init__"):
+            if operation is not None and name in vars(operation):
+                self._patches.put(operation, name, holding_originals)
         for (_, name), (owner, prefix) in self._custom.items():
             self._put_custom(owner, name, prefix)
         self._jit.install()

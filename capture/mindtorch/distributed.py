@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from capture.mindspore.wrappers import Api, ApiRecorder
+from capture.mindspore.wrappers import Api, ApiRecorder, original_of
 from capture.patches import Patches
 
 if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer
 
-__all__ = ["KNOWN_BY_IDENTITY", "CommunicationApi", "PendingWorks"]
+__all__ = ["KNOWN_BY_IDENTITY", "CommunicationApi", "PendingWorks", "holding_originals"]
 
 # ``batch_isend_irecv`` asks whether the function of a P2POp is one of these.
 KNOWN_BY_IDENTITY = frozenset(("torch.distributed.distributed_c10d", name) for name in ("isend", "irecv"))
@@ -80,6 +80,17 @@ class PendingWorks:
             pending.works = [other for other in pending.works if other is not work]
             if not pending.works:
                 self._observer.end_api(pending.call, pending.values)
+
+
+def holding_originals(method: Any) -> Any:
+    """Stand in for ``P2POp.__new__`` and ``__init__``: what an operation holds is compared by identity, also later."""
+    function = method.__func__ if isinstance(method, staticmethod) else method
+
+    @functools.wraps(function)
+    def hold(operation: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(operation, original_of(op), *args, **kwargs)
+
+    return staticmethod(hold) if isinstance(method, staticmethod) else hold
 
 
 class CommunicationApi(Api):

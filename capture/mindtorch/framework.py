@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.tensors import MindSporeFramework
 from capture.mindtorch.tensorhooks import SHOWS_GRAPH, hook
-from capture.values import NOT_A_LEAF
+from capture.values import NOT_A_LEAF, Fields
 
 if TYPE_CHECKING:
     from capture.mindtorch.environment import TorchEnvironment
@@ -36,10 +36,13 @@ class MindTorchFramework(MindSporeFramework):
         self._by_text = [(kind, name) for kind, name in kinds if isinstance(kind, type) and kind is not object]
 
     def leaf(self, value: object) -> Any:
-        """JSON of a dtype or a sparse tensor as MindSpore's, of a device as torch's."""
+        """JSON of a dtype or a sparse tensor as MindSpore's, of a device or a P2POp as torch's."""
         found = super().leaf(value)
         if found is not NOT_A_LEAF:
             return found
+        operation = getattr(getattr(self._torch, "distributed", None), "P2POp", None)
+        if isinstance(operation, type) and isinstance(value, operation):
+            return Fields(_operation(value))
         for kind, name in self._by_text:
             if isinstance(value, kind):
                 return {"type": name, "value": _device_name(value) if name == "torch.device" else str(value)}
@@ -63,3 +66,9 @@ def _device_name(device: Any) -> str:
     if not isinstance(kind, str):
         return str(device)
     return kind if index is None else f"{kind}:{index}"
+
+
+def _operation(value: Any) -> dict[str, Any]:
+    """A P2POp by its parts, as far as it has them."""
+    parts = {name: getattr(value, name, None) for name in ("tensor", "op", "peer", "tag")}
+    return {"class_type": "torch.distributed.P2POp"} | parts | {"op": getattr(parts["op"], "__name__", None)}

@@ -442,6 +442,40 @@ class MindTorchContract:
         assert "not waited: Distributed.all_reduce.2.forward" in problems(dump)
         assert "wait" in vars(Work)
 
+    def test_operations_hold_the_functions_themselves(
+        self, tmp_path: Path, torch: Any, row: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``batch_isend_irecv`` compares by identity."""
+
+        def isend(tensor: Any) -> None:
+            """Send it."""
+
+        class P2POp:
+            """As torch's."""
+
+            def __new__(cls, op: Any, tensor: Any) -> Any:
+                assert op is isend
+                return object.__new__(cls)
+
+            def __init__(self, op: Any, tensor: Any) -> None:
+                self.op, self.tensor, self.peer, self.tag = op, tensor, 1, 0
+
+        before = dict(vars(P2POp))
+        place = _behind(torch.distributed)
+        monkeypatch.setattr(place, "isend", isend)
+        monkeypatch.setattr(place, "P2POp", P2POp, raising=False)
+        with captured(tmp_path, level="L1"):
+            assert torch.distributed.P2POp(torch.distributed.isend, row).op is isend
+            assert torch.distributed.P2POp(op=torch.distributed.isend, tensor=row).op is isend
+            torch.distributed.isend(torch.distributed.P2POp(isend, row))
+        assert dict(vars(P2POp)) == before
+        data = units(tmp_path)[0].data
+        assert list(data) == ["Distributed.isend.0.forward"]
+        recorded = data["Distributed.isend.0.forward"]["input_args"][0]
+        assert recorded["class_type"]["value"] == "torch.distributed.P2POp"
+        assert recorded["op"]["value"] == "isend"
+        assert recorded["tensor"]["data_name"] == "Distributed.isend.0.forward.input.0.tensor.npy"
+
     def test_functions_of_torch_npu(
         self, tmp_path: Path, torch: Any, row: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

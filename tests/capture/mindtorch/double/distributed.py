@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Work", "all_reduce", "get_rank", "is_available", "is_initialized"]
+__all__ = ["Work", "all_reduce", "get_rank", "is_available", "is_initialized", "isend"]
 
 
 class Work:
@@ -41,3 +41,8 @@ def all_reduce(tensor: Any, op: Any = None, group: Any = None, async_op: bool = 
         return work
     work.wait()
     return None
+
+
+def isend(tensor: Any, dst: int) -> Work:
+    """As torch's."""
+    raise ValueError(f"no process group to send to rank {dst}")
