@@ -99,11 +99,12 @@ class JitWatch:
         @functools.wraps(call)
         def record(executor: Any, *args: Any, **kwargs: Any) -> Any:
             noted, self._noted.call = self._noted.call, None
-            if not observer.running or local.in_api or local.busy or recorder.is_tracing():
+            if not observer.running or local.in_api or local.busy:
+                return call(executor, *args, **kwargs)
+            api = Api(lambda *_, **__: call(executor, *args, **kwargs), "Jit", _name_of(executor), is_closed=False)
+            if recorder.is_making_a_graph(api):
                 return call(executor, *args, **kwargs)
             given = (args, kwargs) if noted is None or noted[0] is not executor.fn else noted[1:]
-            name = _name_of(executor)
-            api = Api(lambda *_, **__: call(executor, *args, **kwargs), "Jit", name, is_closed=False)
             return recorder.record(api, *given)
 
         return record
@@ -121,10 +122,13 @@ class JitWatch:
         return compile
 
     def _entering(self, enter: Callable[..., Any]) -> Callable[..., Any]:
-        stand_ins = self._stand_ins
+        stand_ins, observer = self._stand_ins, self._observer
 
         @functools.wraps(enter)
         def __enter__(context: Any) -> Any:  # noqa: N807 (that is its name)
+            if observer.running and not observer.local.busy:
+                where = f"Jit.{getattr(context.fn, '__name__', '')}"
+                observer.problem("bytecode", where, "calls of jit(capture_mode='bytecode') are not recorded")
             stand_ins.pause()
             try:
                 return enter(context)

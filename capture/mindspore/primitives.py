@@ -75,9 +75,12 @@ class PrimitiveHooks:
 
         @functools.wraps(call)
         def record(primitive: Any, *args: Any, **kwargs: Any) -> Any:
-            if not observer.running or local.in_api or local.busy or recorder.is_tracing():
+            if not observer.running or local.in_api or local.busy:
                 return call(primitive, *args, **kwargs)
-            return recorder.record(Api(functools.partial(call, primitive), "Primitive", name), args, kwargs)
+            api = Api(functools.partial(call, primitive), "Primitive", name)
+            if recorder.is_making_a_graph(api):
+                return call(primitive, *args, **kwargs)
+            return recorder.record(api, args, kwargs)
 
         return record
 

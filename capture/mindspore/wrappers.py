@@ -71,7 +71,7 @@ class Api:
 
         @functools.wraps(original)
         def api(*args: Any, **kwargs: Any) -> Any:
-            if not observer.running or local.in_api or local.busy or recorder.is_tracing():
+            if not observer.running or local.in_api or local.busy or recorder.is_making_a_graph(self):
                 return original(*args, **kwargs)
             return recorder.record(self, args, kwargs)
 
@@ -103,7 +103,15 @@ class ApiRecorder:
         self, observer: Observer, framework: ApiFramework, backwards: ApiBackwards, is_tracing: Callable[[], bool]
     ) -> None:
         self.observer, self.framework, self._backwards = observer, framework, backwards
-        self.is_tracing = is_tracing
+        self._is_tracing = is_tracing
+
+    def is_making_a_graph(self, api: Api) -> bool:
+        """Whether what is called now is looked at to make a graph of it; it is not recorded then, which is said."""
+        if not self._is_tracing():
+            return False
+        text = "not recorded while jit(capture_mode='trace') makes a graph of it"
+        self.observer.problem("traced", f"{api.prefix}.{api.name}", text)
+        return True
 
     def record(self, api: Api, args: Values, kwargs: dict[str, Any]) -> Any:
         """Call the function with its inputs and outputs recorded; nothing inside it is."""

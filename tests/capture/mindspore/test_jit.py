@@ -81,7 +81,7 @@ def test_a_compiled_function_gives_what_it_gives_without_capture(mode: str, obse
         assert float(compiled(Tensor(X)).asnumpy()) == judge(X)
     inside = ["Jit.body.0.forward", "Jit.body.1.forward"] if mode == "ast" else []
     assert observer.keys == inside
-    assert observer.problems == []
+    assert set(observer.problems) == (set() if mode == "ast" else {("bytecode", "Jit.body")})
     assert ops.relu(Tensor(X)).shape == (2, 2)  # and recording goes on
     assert observer.keys == [*inside, "Functional.relu.0.forward"]
 
@@ -101,7 +101,7 @@ with bench.installed() as observer:
     for _ in range(2):
         assert float(traced(Tensor(X)).asnumpy()) == judge(X)
     ops.relu(Tensor(X))
-print(observer.keys, observer.problems)
+print(observer.keys, sorted({kind for kind, _ in observer.problems}))
 """
 
 
@@ -112,7 +112,7 @@ def test_a_traced_function(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-W", "ignore", str(script)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.stdout.splitlines()[-1:] == ["['Functional.relu.0.forward'] []"], done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1:] == ["['Functional.relu.0.forward'] ['traced']"], done.stderr[-2000:]
 
 
 def test_arguments_are_recorded_as_they_were_given(observer: RecordingObserver) -> None:
