@@ -329,6 +329,7 @@ class _Finder:
 
     def tree(self, path: str, items: Iterable[Item], context: _Context) -> None:
         """Units in branches, steps and ranks below a directory."""
+        nearly: list[str] = []
         for item in items:
             if item.kind != "directory":
                 continue
@@ -341,7 +342,16 @@ class _Finder:
             elif item.name in BRANCHES and context == _Context():
                 self.tree(below, self.list(below), _Context(branch=item.name))
             elif _NEARLY.fullmatch(item.name):
+                nearly.append(below)
+        for below in nearly:
+            if not self.is_taken_over(below):
                 self.note(below, _ODD_NAME)
+
+    def is_taken_over(self, path: str) -> bool:
+        """Whether this is MindSpore's kernel dump (``rank_0``), all of whose steps are here as units, too."""
+        items, steps = self.list(path), {key.step for key in self.units}
+        found = find_foreign(self.fs, path, items, _Context().key)
+        return has_item(items, "execution_order", "directory") and all(unit.key.step in steps for _, unit in found)
 
     def step(self, path: str, context: _Context) -> None:
         items = self.list(path)
