@@ -25,7 +25,8 @@ __all__ = ["ApiPlaces", "GraphPlaces", "refuse_or_remove"]
 _TIME = re.compile(r"20[0-9]{12}")
 _STEP = re.compile(r"step([0-9]{1,18})")
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_METADATA = ".dump_metadata"
+# MindSpore writes these beside the kernels; a directory without any of them is somebody else's.
+_BESIDE = ("execution_order", "graphs", ".dump_metadata")
 
 
 class ApiPlaces:
@@ -81,10 +82,10 @@ class GraphPlaces:
         return [part for part in self._iterations() if int(part.name) == number]
 
     def earlier(self, is_wanted: Callable[[int], bool]) -> list[Path]:
-        """The whole dump of this rank, where it has wanted steps, and what says that it is one."""
-        if (self._directory / _METADATA).is_dir() and any(is_wanted(int(part.name)) for part in self._iterations()):
-            return [self._directory]
-        return []
+        """Kernels of wanted steps that lie there already."""
+        if not any((self._directory / name).is_dir() for name in _BESIDE):
+            return []
+        return [part for part in self._iterations() if is_wanted(int(part.name))]
 
     def _iterations(self) -> Iterator[Path]:
         for net in _directories(self._directory):
