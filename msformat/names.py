@@ -73,8 +73,8 @@ _DEBUG = "debug"
 _TENSOR_122 = "tensor"
 # No leading zero, so that a number is rebuilt as it was; 18 digits keep int() far from its digit limit.
 _INDEX = re.compile(r"0|[1-9][0-9]{0,17}")
-# Type and name of a kernel hold no dots; no variable was ever saved as often as its timestamp is large.
-_KERNEL = re.compile(r"([^.]*)\.([^.]*)\.([0-9]{1,20}(?:\.[0-9]{1,20})?)\.([1-9][0-9]{8,19})")
+# The type of a kernel holds no dots, the name should not; no variable was ever saved as often as a timestamp is large.
+_KERNEL = re.compile(r"([^.]*)\.(.*?)\.([0-9]{1,20}(?:\.[0-9]{1,20})?)\.([1-9][0-9]{8,19})")
 _NAME_BYTES = 255
 _HARMFUL = re.compile(r"[/\\\x00-\x1f\x7f-\x9f]")
 _READABLE_BYTES = 160

@@ -32,6 +32,7 @@ FLOAT = np.arange(6, dtype=np.float32).reshape(2, 3)
         (f"Add.a.0.0.{STAMP}.input.0.DefaultFormat.npy", {"slot": "input", "format": "DefaultFormat", "dtype": ""}),
         (f"Add.a.0.0.{STAMP}.input.0.npy", {"slot": "input", "format": "", "suffix": ".npy"}),
         (f"Cast.c.9.10.{STAMP}.output.1.ND.INT2", {"format": "ND", "dtype": "INT2", "suffix": ""}),
+        (f"Conv2D.net.conv.0.0.{STAMP}.input.0.ND.FLOAT.npy", {"op_type": "Conv2D", "op_name": "net.conv", "index": 0}),
         (f"conv1.0.{STAMP}.npy", {"op_name": "conv1", "index": 0, "slot": "output"}),
     ],
 )  # fmt: skip
@@ -42,7 +43,7 @@ def test_names(name: str, said: dict[str, Any]) -> None:
     assert name.startswith(found.stem)
 
 
-@pytest.mark.parametrize("name", ["libx.so.1.2.3", "dump.json", "a.b", "x.npy", "Add.a.1.2.x", "", "....."])
+@pytest.mark.parametrize("name", ["libx.so.1.2.3", "dump.json", "a.b", "x.npy", "Add.a.1.2.x", "", "a.b.c.d.e"])
 def test_other_names(name: str) -> None:
     assert parse_kernel_name(name) is None
 

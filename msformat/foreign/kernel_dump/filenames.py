@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 __all__ = ["KernelName", "is_hash_name", "parse_kernel_name", "sanitised"]
 
-_T = r"(?P<op_type>[^.]*)\.(?P<op_name>[^.]*)"
+# Writers that leave dots in the operator's name were seen: the name is what stands between type and numbers.
+_T = r"(?P<op_type>[^.]*)\.(?P<op_name>.*?)"
 _N = r"[0-9]{1,20}"
 # A short timestamp (nano) counts from the start of the system. Five digits keep libx.so.1.2.3 apart.
 _STAMP = r"(?P<timestamp>[0-9]{5,20})"

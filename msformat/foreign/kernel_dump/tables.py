@@ -31,6 +31,7 @@ _COLUMNS = {
 }
 _STATISTICS = {
     "max value": "Max", "max": "Max", "min value": "Min", "min": "Min", "avg value": "Mean", "mean": "Mean",
+    "mean value": "Mean", "avg": "Mean", "average": "Mean", "l2 norm value": "Norm", "l2 norm": "Norm",
     "l2norm value": "Norm", "l2 value": "Norm", "l2norm": "Norm", "norm": "Norm",
 }  # fmt: skip
 _NUMBER = re.compile(r"[0-9]{1,20}")
