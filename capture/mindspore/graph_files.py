@@ -71,6 +71,8 @@ class SaveDirectories:
     ----------
     rank
         Gives the rank of this process, None for a single one; asked when the first tensor comes.
+    settle
+        Waits for what the program has started: a graph may run behind it, and save after the program's last line.
 
     Attributes
     ----------
@@ -78,9 +80,10 @@ class SaveDirectories:
         Number of the step in hand.
     """
 
-    def __init__(self, rank: Callable[[], int | None]) -> None:
+    def __init__(self, rank: Callable[[], int | None], settle: Callable[[], None]) -> None:
         self.step = 0
         self._rank = rank
+        self._settle = settle
         self._number = 0
         self._mutex = threading.RLock()
         self._units: dict[Place, _Unit | None] = {}
@@ -100,6 +103,14 @@ class SaveDirectories:
         """End the step: what is written from now on goes into the next step's directory."""
         self.finish()
         self.step += 1
+
+    def close(self) -> None:
+        """The process ends."""
+        try:
+            self._settle()
+        except Exception as error:  # noqa: BLE001 (the program's own, which it did not wait for)
+            _LOGGER.warning("the program ended with an error of a kernel: %s", error)
+        self.finish()
 
     def finish(self) -> None:
         """Make every unit of the step whole."""
@@ -145,8 +156,8 @@ class SaveDirectories:
         if known != place.storage:
             raise ValueError(f"this directory is written as {known} already, and a dump has one storage")
         if not self._units or not any(self._units.values()):
-            atexit.unregister(self.finish)
-            atexit.register(self.finish)
+            atexit.unregister(self.close)
+            atexit.register(self.close)
         directory = Path(place.directory) / f"step{self.step}" / f"rank{self._rank() or 0}"
         self._units[place] = (
             _NpyFiles(directory, self._next_number)

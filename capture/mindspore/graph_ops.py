@@ -60,15 +60,15 @@ class _Kind(ops.PrimitiveWithInfer):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__("Kind")
 
-    def __infer__(self, tensor: dict[str, Any]) -> dict[str, Any]:
-        shape = tuple(tensor["shape"])
-        if any(length < 0 for length in shape):
+    def __infer__(self, shape: dict[str, Any], dtype: dict[str, Any]) -> dict[str, Any]:
+        # Never given the tensor itself: a constant one would be turned into an array, which bfloat16 has none of.
+        lengths = shape["value"]
+        if lengths is None or any(length is None or length < 0 for length in lengths):
             return _constant("dynamic")
-        if 0 in shape:
+        if 0 in lengths:
             return _constant("empty")
-        name = "plain" if shape else "scalar"
-        is_bfloat16 = "bfloat16" in str(tensor["dtype"]).lower()
-        return _constant(f"bf16-{name}" if is_bfloat16 else name)
+        name = "plain" if lengths else "scalar"
+        return _constant(f"bf16-{name}" if dtype["value"] == "BFloat16" else name)
 
 
 def _constant(value: object) -> dict[str, Any]:
@@ -129,11 +129,11 @@ class Tap(ops.Custom):  # type: ignore[misc]
 
 def carry(tap: type[Tap], address: tuple[str, ...], tensor: Any) -> Any:
     """Read by the compiler: the node that hands a tensor over."""
-    kind = KIND(tensor)
+    dtype = str(tensor.dtype)
+    kind = KIND(tensor.shape, dtype)
     if kind == "dynamic":
         # Custom operators have no dynamic shapes on the CPU: compiling one with them fails.
         return tap(address, "", ())(ops.zeros((1,), mindspore.float32))
-    dtype = str(tensor.dtype)
     if kind == "empty":
         return tap(address, dtype, tensor.shape)(ops.zeros((1,), mindspore.float32))
     if kind == "plain":

@@ -25,7 +25,7 @@ from msformat import DType
 __all__ = ["save", "save_grad", "step"]
 
 _FRAMEWORK = MindSporeFramework()
-_SAVED = SaveDirectories(_FRAMEWORK.rank)
+_SAVED = SaveDirectories(_FRAMEWORK.rank, settle)
 _DATA = Wanted(statistics=False, data=True, md5=False)
 # Structures inside one another.
 _MAX_DEPTH = 50
