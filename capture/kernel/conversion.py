@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -71,8 +71,7 @@ class KernelFiles:
         try:
             self._convert()
         except Exception as error:  # noqa: BLE001 (nothing here may reach the training)
-            text = f"not converted, and kept as they are in {self._source}: {type(error).__name__}: {error}"
-            self.on_problem("kernels", f"step {self.step}", text)
+            self._tell(f"not converted, and kept as they are in {self._source}: {type(error).__name__}: {error}")
 
     @property
     def _source(self) -> Path:
@@ -90,10 +89,16 @@ class KernelFiles:
             problems = self._convert_into(aside)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        for problem in problems:
-            self.on_problem("kernels", f"step {self.step}", problem)
-        if self.storage.kernels == "move":
-            self._remove(problems)
+        if problems:
+            kept = f"; not removed from {self._source}" if self.storage.kernels == "move" else ""
+            self._tell(f"not all is in {self.unit_dir}{kept}: {'; '.join(problems)}")
+        elif self.storage.kernels == "move":
+            for part in self.places.parts(self.step):
+                shutil.rmtree(part)
+
+    def _tell(self, text: str) -> None:
+        """Of every step: no dump lists what the log leaves out."""
+        self.on_problem(f"kernels of step {self.step}", f"step {self.step}", text)
 
     def _convert_into(self, aside: Path) -> list[str]:
         """Convert, compare, give the unit its place; what could not be taken along."""
@@ -113,14 +118,6 @@ class KernelFiles:
             raise ValueError("; ".join([f"one unit was expected, there are: {found}", *problems]))
         _put_in_place(aside / units[0].key, self.unit_dir)
         return problems
-
-    def _remove(self, problems: Sequence[str]) -> None:
-        """Whatever is not in the store as it was on the device stays."""
-        if problems:
-            self.on_problem("kernels", f"step {self.step}", f"not removed from {self._source}: see the other problems")
-            return
-        for part in self.places.parts(self.step):
-            shutil.rmtree(part)
 
 
 def _has_files(part: Path) -> bool:

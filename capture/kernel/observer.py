@@ -38,7 +38,9 @@ class KernelStep:
     config_path
         The device's settings.
     has_begun
-        Whether the device was switched on in this step: that happens once.
+        Whether the device was to be switched on in this step: that happens once.
+    has_dumped
+        Whether it was on, and went off as it should.
     was_called
         Whether the API was called.
     """
@@ -49,6 +51,7 @@ class KernelStep:
         self.config_path = config_path
         self.counters = Counters()
         self.has_begun = False
+        self.has_dumped = False
         self.was_called = False
 
 
@@ -150,6 +153,13 @@ class KernelObserver(Observer):
     def api_backward(self, call: ApiCall, grad_outputs: Sequence[Any], grad_inputs: Sequence[Any]) -> None:
         """Gradients are of no interest."""
 
+    def end_any(self) -> None:
+        """Dump no more, whatever a call or a backward pass left on."""
+        step = self.step
+        if self.switch.end() and step is not None:
+            step.has_dumped = True
+            _LOGGER.info("the dump of %s ended with the block it is in", self.target.name)
+
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _begin(self, call: ApiCall) -> bool:
@@ -162,4 +172,5 @@ class KernelObserver(Observer):
 
     def _end(self, call: ApiCall) -> None:
         if isinstance(call, KernelCall) and call.step is self.step and self.switch.end():
+            call.step.has_dumped = True
             _LOGGER.info("the device dumped while %s ran; files are below %s", self.target.name, call.step.directory)

@@ -56,8 +56,7 @@ class KernelSession(Session):
     def pause(self) -> None:
         """Stop dumping first of all, whatever a call or a backward pass left on."""
         with self.control:
-            if self.observer.switch.end():
-                _LOGGER.info("the dump of %s ended with stop()", self.observer.target.name)
+            self.observer.end_any()
             super().pause()
 
     def abandon(self, error: BaseException) -> None:
@@ -107,19 +106,17 @@ class KernelSession(Session):
         _LOGGER.info("step %s: the kernels of %s go below %s", number, self.observer.target.name, step.directory)
 
     def _finish(self) -> None:
-        self.observer.switch.end()
+        self.observer.end_any()
         step, self.observer.step = self.observer.step, None
         if step is None:
             return
         self.scope.new_step()
-        absent = "the device dumped nothing: perhaps the call ran on the host" if step.has_begun else None
+        name, where = self.observer.target.name, f"step {step.number}"
         if not step.was_called:
-            name = self.observer.target.name
-            self.problem("not called", f"step {step.number}", f"{name} did not come between start() and stop()")
+            self.problem("not called", where, f"{name} did not come between start() and stop()")
         elif not step.has_begun:
-            self.problem(
-                "no kernels", f"step {step.number}", f"the backward of {self.observer.target.name} did not run"
-            )
+            self.problem("not called", where, f"{name} did not run")
+        absent = f"the device dumped nothing of {name}: perhaps it ran on the host" if step.has_dumped else None
         self._settle(step.number, absent)
         self._said.clear()
 
