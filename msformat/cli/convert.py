@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from msformat.cli.inspect import PATH_HELP
 from msformat.cli.output import bytes_text, plain, print_json, problem, seconds_text
 from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
@@ -33,7 +34,7 @@ def add_commands(commands: Any) -> None:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("src", metavar="SRC", help="a dump tree, a unit, a .h5 file, a .zarr group or a URL")
+    parser.add_argument("src", metavar="SRC", help=PATH_HELP)
     parser.add_argument("dst", metavar="DST", help="a directory, or a name ending in .h5 or .zarr for a single file")
     parser.add_argument("--to", choices=("files", "hdf5", "zarr"), help="store of the result (default: by DST)")
     parser.add_argument("--tensors", choices=("npy", "pt"), help="tensor files of canonical layouts (default: as SRC)")

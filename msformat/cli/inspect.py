@@ -28,7 +28,7 @@ __all__ = [
     "tell_incomplete",
 ]
 
-PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group or a URL"
+PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group, a kernel dump or a URL"
 
 _PREVIEW = 64
 _UNREADABLE = "unreadable"

@@ -18,7 +18,6 @@ class DoubtName(str, Enum):
 
     unreadable = "unreadable"  # the file was refused
     short_tensor = "short-tensor"  # fewer bytes than the shape needs
-    bad_shape = "bad-shape"  # no tensor can have it
     left_over = "left-over"  # bytes behind the last block that nobody knows
     sizes_repaired = "sizes-repaired"  # sizes contradict the shapes, which fit the file exactly
     places_doubtful = "places-doubtful"  # sizes contradict the shapes, and nothing tells where blocks begin
@@ -45,7 +44,6 @@ _LOSSES = frozenset(
     {
         DoubtName.unreadable,
         DoubtName.short_tensor,
-        DoubtName.bad_shape,
         DoubtName.left_over,
         DoubtName.sizes_repaired,
         DoubtName.places_doubtful,
