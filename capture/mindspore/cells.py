@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mindspore import nn
+from mindspore import GRAPH_MODE, get_context, nn
 
 from capture.mindspore.calls import CellCalls
 from capture.mindspore.jit import tracing
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["CellHooks"]
 
 _NEVER_CALLED = (nn.CellList, nn.CellDict)
+_GRAPH_MODE = (
+    "GRAPH_MODE: cells inside a graph are not called one by one, so only what is called from outside is recorded. "
+    "set_context(mode=PYNATIVE_MODE) records all; save and save_grad of capture.mindspore work inside a graph"
+)
 
 
 class _Running:
@@ -63,6 +67,8 @@ class CellHooks:
     def install(self, models: Any) -> None:
         """Listen to every cell below a model, or below each model of a list or tuple; not to the models themselves."""
         self.remove()
+        if get_context("mode") == GRAPH_MODE:
+            self._observer.problem("graph mode", "", _GRAPH_MODE)
         for base, model in _models(models):
             try:
                 self._hook_all(model, base)

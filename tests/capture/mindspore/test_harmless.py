@@ -371,12 +371,15 @@ def test_other_threads_are_not_disturbed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_graph_mode_compiles_and_runs_under_capture(level: str, tmp_path: Path) -> None:
+def test_graph_mode_compiles_and_runs_under_capture(
+    level: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     net = nn.SequentialCell(nn.Dense(3, 3), nn.ReLU())
     alone = bits(net(rows()))
     ms.set_context(mode=ms.GRAPH_MODE)
     with captured(tmp_path, net, level=level, task="statistics"):
         assert np.allclose(np.frombuffer(bits(net(rows())), np.float32), np.frombuffer(alone, np.float32), atol=1e-6)
+    assert level == "L1" or "save and save_grad of capture.mindspore work inside a graph" in caplog.text
 
 
 @pytest.mark.parametrize("capture_mode", ["ast", "bytecode"])
