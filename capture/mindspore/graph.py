@@ -12,6 +12,7 @@ by their sequence number, and leaves, which share one, by their name.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -94,6 +95,9 @@ class Clock:
     def __init__(self) -> None:
         self._leaf: Any = Tensor(np.zeros((1,), np.float32))
         self._leaf.requires_grad_()
+        # Where numpy is newer than MindSpore, its first operation with a Python number fails and all later ones work.
+        with contextlib.suppress(SystemError):
+            _view(self._leaf, 1)
         self._seen = -1
 
     def now(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -222,3 +225,24 @@ def test_no_recomputation_and_no_requirement_is_written(level: str, tmp_path: Pa
     assert "is_recompute" not in text
     assert "requires_grad" not in text
     assert rows().shape == (2, 3)
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.capture.mindspore.test_golden import train
+print(list(train(Path(sys.argv[1]), task="statistics")[0].data))
+"""
+
+
+def test_the_first_operation_of_a_program_is_captured(golden: Golden, tmp_path: Path) -> None:
+    """In a process that nobody has warmed up: with numpy 2, MindSpore's first operation with a number fails."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "out")], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    keys = list(golden_units(golden, "mindspore_8.1.0_L0_tensor")[0].data)
+    assert done.stdout.strip().splitlines()[-1] == repr(keys)
