@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CommunicationApi", "PendingWorks"]
 
-# The classes stand in one of these, from version to version.
-_PLACES = ("mindspore.ops.function.comm_func", "mindspore.mint.distributed.distributed")
+# Each has classes of its own, or those of another, from version to version.
+_PLACES = (
+    "mindspore.communication.comm_func",
+    "mindspore.ops.function.comm_func",
+    "mindspore.mint.distributed.distributed",
+)
 
 
 class _Pending:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from msformat import DType, parse_dtype
 
-__all__ = ["IN_GRAPH", "IS_ASCEND", "KIND", "Tap", "carry"]
+__all__ = ["IN_GRAPH", "IS_ASCEND", "KIND", "Tap", "carry", "carry_numbered"]
 
 
 class _InGraph(ops.PrimitiveWithInfer):  # type: ignore[misc]
@@ -100,20 +100,21 @@ class Tap(ops.Custom):  # type: ignore[misc]
         super().__init__(self._run, out_shape=(1,), out_dtype=mindspore.bool_, func_type="pyfunc")
         self.add_prim_attr("side_effect_io", self.stands_alone)
 
-    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType) -> None:
-        """Take a tensor; ``bits`` are the kernel's memory and stay so."""
+    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
+        """Take a tensor; ``bits`` are the kernel's memory and stay so. ``number`` is -1 where none was given."""
         raise NotImplementedError
 
     def failed(self, address: tuple[str, ...], reason: str) -> None:
         """Something went wrong on the way; whatever it was, the graph goes on."""
         raise NotImplementedError
 
-    def _run(self, values: Any) -> NDArray[Any]:
+    def _run(self, values: Any, number: Any = None) -> NDArray[Any]:
         try:
             if self._dtype is None:
                 self.failed(self._address, "a graph gives no tensors whose shape is known at run time only: not saved")
             else:
-                self.receive(self._address, self._bits(values, self._dtype), self._dtype)
+                which = -1 if number is None else int(number[0])
+                self.receive(self._address, self._bits(values, self._dtype), self._dtype, which)
         except Exception as error:  # noqa: BLE001 (an exception here would end the program's graph)
             self.failed(self._address, f"{type(error).__name__}: {error}")
         return np.zeros((1,), np.bool_)
@@ -129,21 +130,34 @@ class Tap(ops.Custom):  # type: ignore[misc]
 
 def carry(tap: type[Tap], address: tuple[str, ...], tensor: Any) -> Any:
     """Read by the compiler: the node that hands a tensor over."""
-    dtype = str(tensor.dtype)
-    kind = KIND(tensor.shape, dtype)
+    kind = KIND(tensor.shape, str(tensor.dtype))
+    return _tap_of(tap, address, tensor, kind)(_prepared(tensor, kind))
+
+
+def carry_numbered(tap: type[Tap], address: tuple[str, ...], tensor: Any, number: Any) -> Any:
+    """Read by the compiler: as :func:`carry`, with a number (int64, one element) that only the running graph knows."""
+    kind = KIND(tensor.shape, str(tensor.dtype))
+    return _tap_of(tap, address, tensor, kind)(_prepared(tensor, kind), number)
+
+
+def _tap_of(tap: type[Tap], address: tuple[str, ...], tensor: Any, kind: str) -> Any:
+    """Read by the compiler."""
     if kind == "dynamic":
-        # Custom operators have no dynamic shapes on the CPU: compiling one with them fails.
-        return tap(address, "", ())(ops.zeros((1,), mindspore.float32))
-    if kind == "empty":
-        return tap(address, dtype, tensor.shape)(ops.zeros((1,), mindspore.float32))
+        return tap(address, "", ())
+    return tap(address, str(tensor.dtype), tensor.shape)
+
+
+def _prepared(tensor: Any, kind: str) -> Any:
+    """Read by the compiler: what the kernel can take."""
+    if kind in ("dynamic", "empty"):
+        return ops.zeros((1,), mindspore.float32)
     if kind == "plain":
-        return tap(address, dtype, tensor.shape)(ops.stop_gradient(tensor))
+        return ops.stop_gradient(tensor)
     if kind == "scalar":
-        return tap(address, dtype, tensor.shape)(ops.stop_gradient(ops.reshape(tensor, (1,))))
+        return ops.stop_gradient(ops.reshape(tensor, (1,)))
     if kind == "bf16-plain":
-        return tap(address, dtype, tensor.shape)(ops.stop_gradient(ops.cast(tensor, mindspore.float32)))
-    wide = ops.reshape(ops.cast(tensor, mindspore.float32), (1,))
-    return tap(address, dtype, tensor.shape)(ops.stop_gradient(wide))
+        return ops.stop_gradient(ops.cast(tensor, mindspore.float32))
+    return ops.stop_gradient(ops.reshape(ops.cast(tensor, mindspore.float32), (1,)))
 
 
 IN_GRAPH = _InGraph()

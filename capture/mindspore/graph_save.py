@@ -171,7 +171,8 @@ def _save_gradient(place: Place, name: str, gradient: Tensor) -> None:
 class _SaveTap(Tap):
     """Writes what comes out of a graph. Its address is directory, storage and name."""
 
-    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType) -> None:
+    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
+        del number
         directory, storage, name = address
         _SAVED.put(Place(directory, storage), name, bits, dtype)
 
@@ -189,8 +190,8 @@ class _GradientTap(_SaveTap):
 class _Announcer(Tap):
     """Notes that a gradient was asked for."""
 
-    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType) -> None:
-        del bits, dtype
+    def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
+        del bits, dtype, number
         directory, storage, name = address
         _SAVED.expect(Place(directory, storage), name)
 
