@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 from msformat.atomic import temporary_sibling
+from msformat.columnindex import put_document_columns
 from msformat.destination import (
     Destination,
     exclusive,
@@ -238,6 +239,7 @@ def _write(
         target.sync()
         for document, data in plan.documents.items():
             target.put_document(document, data)
+        put_document_columns(target, plan.documents)
     report = _report_of(job, plan, done)
     if job.verify:
         faults = _verify(backend, location, group, plan.documents, done)

@@ -105,6 +105,10 @@ class DumpDocument(Mapping[str, Entry]):
         """The entry as JSON gives it; raises as :meth:`entry`."""
         return _value(self._part(key), f"{self.source}: entry {key!r}")
 
+    def texts(self, keys: Iterable[str] | None = None) -> Iterator[tuple[str, bytes]]:
+        """Keys and :meth:`raw` bytes of these entries, or of all."""
+        return ((key, self.raw(key)) for key in (self if keys is None else keys))
+
     def raw(self, key: str) -> bytes:
         """The entry's bytes, exactly as they stand in the text."""
         return bytes(self._part(key))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msformat.columnindex import put_columns
 from msformat.documents import encode_dump_texts, encode_entries, encode_stack
 from msformat.jsontext import canonical
 from msformat.model import Header
@@ -71,8 +72,11 @@ def put_document_texts(
 ) -> None:
     """:func:`put_documents` of entries that are encoded already (:func:`msformat.documents.encode_dump_texts`)."""
     documents = {} if around is None else _surrounding_documents(around, always=document == "dump.json")
-    documents[document] = b"".join(encode_dump_texts(header, texts))
+    entries = list(texts) if store.keeps_columns else texts
+    documents[document] = b"".join(encode_dump_texts(header, entries))
     store.put_documents(documents)
+    if isinstance(entries, list):
+        put_columns(store, document, documents[document], entries)
 
 
 def _surrounding_documents(around: Surroundings, *, always: bool) -> dict[str, bytes]:

@@ -32,6 +32,7 @@ __all__ = [
     "dump_entry",
     "dump_header",
     "dump_node",
+    "is_tensor",
     "json_schema",
     "load_entry",
     "load_header",
@@ -133,7 +134,7 @@ def _load_leaf(value: Any) -> Any:
     if not isinstance(value.get("type"), str):
         return _CONTAINER
     if "dtype" in value or "shape" in value:
-        return _load_tensor(value) if _is_tensor(value) else Opaque(value)
+        return _load_tensor(value) if is_tensor(value) else Opaque(value)
     return _load_scalar(value)
 
 
@@ -150,7 +151,8 @@ def _dump_leaf(node: Any) -> Any:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def _is_tensor(record: dict[str, Any]) -> bool:
+def is_tensor(record: dict[str, Any]) -> bool:
+    """Whether a record describes a tensor: a spelling of its type, and a shape."""
     shape = record.get("shape")
     return (
         isinstance(record.get("dtype"), str)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.atomic import output_file
+from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn, number_of
 from msformat.errors import BackendMissingError
 from msformat.model import STATISTICS
 
@@ -28,22 +29,6 @@ COLUMNS = (
     "unit", "step", "rank", "entry", "slot", "path", "type", "dtype", "shape",
     "Max", "Min", "Mean", "Norm", "digest", "data_name", "requires_grad",
 )  # fmt: skip
-
-
-class _Missing(str):
-    """The empty text, so that it prints and serialises as nothing; told apart by identity."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "<missing>"
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-#: A statistic that the document does not have at all. Null is None, and NaN is NaN: three different things.
-MISSING = _Missing()
 
 
 class Table:
@@ -67,8 +52,10 @@ class Table:
     Torch.argmax.0.forward output 15.0
     """
 
-    def __init__(self, columns: Mapping[str, Sequence[Any] | NDArray[Any]]) -> None:
-        self._columns = {name: _objects(values) for name, values in columns.items()}
+    def __init__(self, columns: Mapping[str, Sequence[Any] | NDArray[Any] | Column]) -> None:
+        self._columns = {
+            name: values if isinstance(values, Column) else ObjectColumn(values) for name, values in columns.items()
+        }
         self._row_type: Any = namedtuple("Row", self._columns)  # type: ignore[misc]
 
     @classmethod
@@ -82,7 +69,7 @@ class Table:
         """All rows of several tables with the same columns, in order; of none, an empty table."""
         if not tables:
             return cls.of_tensors(())
-        return cls({name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns})
+        return cls({name: ConcatColumn([table._columns[name] for table in tables]) for name in tables[0].columns})
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -95,27 +82,29 @@ class Table:
     def __getitem__(self, index: Any) -> Any:
         """A column by name, a row by number, a smaller table by slice, mask or array of numbers."""
         if isinstance(index, str):
-            return self._columns[index]
+            return self._columns[index].objects()
         if isinstance(index, (int, np.integer)) and not isinstance(index, bool):
-            return self._row_type(*(column[index] for column in self._columns.values()))
-        return Table({name: column[index] for name, column in self._columns.items()})
+            return self._row_type(*(column.item(int(index)) for column in self._columns.values()))
+        return Table({name: column.take(index) for name, column in self._columns.items()})
 
     def __iter__(self) -> Iterator[Any]:
         """Rows as named tuples."""
-        return (self._row_type(*row) for row in zip(*self._columns.values(), strict=True))
+        return (self._row_type(*row) for row in zip(*self._objects(), strict=True))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Rows as dicts. Missing statistics are :data:`MISSING`, which serialises as the empty text."""
-        return (dict(zip(self._columns, row, strict=True)) for row in zip(*self._columns.values(), strict=True))
+        return (dict(zip(self._columns, row, strict=True)) for row in zip(*self._objects(), strict=True))
+
+    def _objects(self) -> list[NDArray[Any]]:
+        return [column.objects() for column in self._columns.values()]
 
     def numbers(self, column: str) -> np.ma.MaskedArray[Any, Any]:
         """A statistic as float64, masked where it is null or missing; NaN stays NaN, True is 1.
 
         Integers above 2**53 are rounded; the column itself has them exactly.
         """
-        found = [_number(value) for value in self._columns[column]]
-        values = np.array([math.nan if value is None else value for value in found], dtype=np.float64)
-        return np.ma.MaskedArray(values, mask=[value is None for value in found], fill_value=math.nan)
+        values, mask = self._columns[column].numbers()
+        return np.ma.MaskedArray(values, mask=mask, fill_value=math.nan)
 
     # --- to other tools --------------------------------------------------------------------------------------------
 
@@ -129,7 +118,7 @@ class Table:
         """
         pandas = _backend("pandas", "Table.to_pandas()")
         frame = {}
-        for name, column in self._columns.items():
+        for name, column in zip(self._columns, self._objects(), strict=True):
             values = [pandas.NA if value is MISSING else value for value in column]
             frame[name] = pandas.Series(values, dtype=object if name in _KEPT_OBJECTS else None)
         return pandas.DataFrame(frame)
@@ -146,7 +135,8 @@ class Table:
             pyarrow is not installed.
         """
         arrow = _backend("pyarrow", "Table.to_arrow()")
-        arrays = {name: _arrow_array(arrow, name, column) for name, column in self._columns.items()}
+        columns = zip(self._columns, self._objects(), strict=True)
+        arrays = {name: _arrow_array(arrow, name, column) for name, column in columns}
         missing = [
             [name for name in ("shape", *STATISTICS) if name in row and _has_no_arrow(row[name])] for row in self.rows()
         ]
@@ -184,7 +174,7 @@ class Table:
             text = io.TextIOWrapper(stream, encoding=encoding, errors="backslashreplace", newline="")
             writer = csv.writer(text)
             writer.writerow(self.columns)
-            cells = [_cells(name, column) for name, column in self._columns.items()]
+            cells = [_cells(name, column) for name, column in zip(self._columns, self._objects(), strict=True)]
             writer.writerows(zip(*cells, strict=True))
             text.flush()
             text.detach()
@@ -210,25 +200,6 @@ def _statistics(stats: Any) -> Iterator[Any]:
     for attribute in STATISTICS.values():
         absent = stats is None or attribute in stats.absent
         yield MISSING if absent else getattr(stats, attribute)
-
-
-def _objects(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
-    """A 1-d object array; numpy would make two axes of a list of equally long shapes."""
-    if isinstance(values, np.ndarray) and values.dtype == object:
-        return values
-    return np.fromiter(values, dtype=object, count=len(values))
-
-
-def _number(value: Any) -> float | None:
-    """A statistic as a float, None for null and missing."""
-    if value is None or value is MISSING:
-        return None
-    try:
-        return float(value)
-    except OverflowError:  # an int beyond float64
-        return math.inf if value > 0 else -math.inf
-    except ValueError:  # text that is no number
-        return None
 
 
 def _cells(name: str, column: NDArray[Any]) -> Iterable[Any]:
@@ -272,7 +243,7 @@ def _arrow_array(arrow: Any, name: str, column: NDArray[Any]) -> Any:
         shapes = [None if _has_no_arrow(shape) else list(shape) for shape in column]
         return arrow.array(shapes, arrow.list_(arrow.int64()))
     if name in STATISTICS:
-        return arrow.array([_number(value) for value in column], arrow.float64())
+        return arrow.array([number_of(value) for value in column], arrow.float64())
     if name in _ARROW_TYPES:
         return arrow.array(list(column), getattr(arrow, _ARROW_TYPES[name])())
     return arrow.array([_utf8(value) for value in column], arrow.string())

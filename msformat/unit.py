@@ -15,11 +15,12 @@ from msformat.errors import EntryNotFoundError, FormatError, StoreError, TensorN
 from msformat.layout import UnitKey, UnitLocation
 from msformat.lazy import Lazy, reading
 from msformat.model import Header
-from msformat.names import key_matches, parse_data_name
+from msformat.names import parse_data_name
 from msformat.stores.base import ReadOnlyBuffer, Store
 from msformat.stores.registry import open_store
 from msformat.table import Table
 from msformat.tree import Tree
+from msformat.unitcolumns import unit_table
 from msformat.usage import DiskUsage, disk_usage
 
 __all__ = ["Unit"]
@@ -108,11 +109,9 @@ class Unit(Mapping[str, Entry]):
         """
         return (tensor for entry in self._readable() for tensor in entry.tensors)
 
-    def _readable(self, pattern: str = "") -> Iterator[Entry]:
-        """Entries whose key matches, but for those that a stranger made unreadable."""
+    def _readable(self) -> Iterator[Entry]:
+        """Entries, but for those that a stranger made unreadable."""
         for key in self:
-            if not key_matches(key, pattern):
-                continue
             try:
                 entry = self[key]
             except FormatError as error:
@@ -151,7 +150,7 @@ class Unit(Mapping[str, Entry]):
         filter
             Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
-        return Table.of_tensors(tensor for entry in self._readable(filter or "") for tensor in entry.tensors)
+        return unit_table(self, self._contents.get, filter or "")
 
     # --- documents -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from msformat.atomic import is_temporary
 from msformat.check import check_document, check_entry, check_header
+from msformat.columnindex import check_columns
 from msformat.documents import DumpDocument
 from msformat.dtypes import DType, parse_dtype
 from msformat.errors import FormatError, MsformatError
@@ -117,6 +118,7 @@ def verify_unit(unit: UnitLocation, *, deep: bool = True) -> UnitVerification:
             documents, problems = unit_documents(unit, store)
             found.problems += problems
             _check_documents(documents, store.location, found.problems)
+            found.problems += [f"{store.location}: {fault}" for fault in check_columns(store, documents)]
             _check_tensors(store, documents, found, deep=deep)
     except (MsformatError, OSError) as error:
         found.problems.append(f"cannot be read: {error}")

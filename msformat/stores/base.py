@@ -28,10 +28,12 @@ from msformat.errors import (
 )
 from msformat.selection import Region, Selection, plan_selection
 
-__all__ = ["Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
+__all__ = ["COLUMNS", "Mode", "ReadOnlyBuffer", "Store", "StoreOptions", "StoredTensor", "SupportsLinks"]
 
 Mode: TypeAlias = Literal["r", "w", "a"]
 ReadOnlyBuffer: TypeAlias = "bytes | memoryview"
+#: Name of the columnar index among the documents of a store that keeps one.
+COLUMNS = "columns.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,8 @@ class Store(ABC):
     """
 
     backend: ClassVar[str]
+    #: Whether :meth:`put_columns` and :meth:`document_seal` are there.
+    keeps_columns: ClassVar[bool] = False
 
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
@@ -358,6 +362,17 @@ class Store(ABC):
     @abstractmethod
     def documents(self) -> tuple[str, ...]:
         """Names of all documents, sorted."""
+
+    def put_columns(self, data: ReadOnlyBuffer) -> None:
+        """Store the columnar index (:mod:`msformat.columnindex`) as the document :data:`COLUMNS`, which is not listed.
+
+        Losing it loses nothing, so it need not be as durable as a document. A store without ``keeps_columns`` has none.
+        """
+        raise StoreError(f"{self.location}: {type(self).__name__} keeps no index of columns for {len(data)} bytes")
+
+    def document_seal(self, name: str) -> tuple[int, str] | None:  # noqa: ARG002 (stores with an index need it)
+        """Length of a document, and a digest that changes when what is stored of it does; cheaper than its bytes."""
+        return None
 
     @property
     def problems(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@
         tensors/<key>            a dataset: the tensor's bits in a plain type; attribute ``dtype`` where the stored type
                                  does not say all, attribute ``xxh3_128`` the content digest; equal content is one
                                  dataset with several names (hard links)
-        documents/<name>         dump.json, …: their bytes
+        documents/<name>         dump.json, …: their bytes; columns.safetensors the index of :mod:`msformat.columnindex`
 
 Link names are keys, with ``%``, ``/`` and NUL percent-escaped. Groups track creation order, so keys keep the order in
 which they were put. Written files are of the default HDF5 format (no SWMR, nothing newer), see
@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, StoreError, TensorNotFoundError
-from msformat.room import check_document
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
-from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import chunk_shape, parse_compression
 from msformat.stores.hdf5_chunks import (
     FILTER_FROM,
@@ -39,6 +38,7 @@ from msformat.stores.hdf5_chunks import (
     choose_filter,
     pieces,
 )
+from msformat.stores.hdf5_documents import Document
 from msformat.stores.hdf5_layout import (
     creation_plan,
     make_group,
@@ -99,6 +99,7 @@ class Hdf5Store(Store):
     """See the module's text. ``location`` is the path of an ``.h5`` file, for reading also a URL."""
 
     backend: ClassVar[str] = "hdf5"
+    keeps_columns: ClassVar[bool] = True
 
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
@@ -307,11 +308,11 @@ class Hdf5Store(Store):
         self._put.add(key)
 
     def _write_dataset(
-        self, group: Any, name: bytes, bits: NDArray[Any], dtype: DType, label: str, *, owned: bool
+        self, group: Any, name: bytes, bits: NDArray[Any], dtype: DType, label: str, *, owned: bool, packed: bool = True
     ) -> Any:
         """Make a dataset and write it, or leave its chunks with the pipeline."""
         h5py = guard.load_h5py()
-        chunked = self._filter is not None and bits.nbytes >= FILTER_FROM
+        chunked = packed and self._filter is not None and bits.nbytes >= FILTER_FROM
         chunk = chunk_shape(bits.shape, bits.itemsize)
         plan = creation_plan(h5py, bits, chunk if chunked else None, self._filter)
         kind = h5py.h5t.py_create(bits.dtype, logical=True)
@@ -345,13 +346,7 @@ class Hdf5Store(Store):
     # --- documents ---------------------------------------------------------------------------------------------
 
     def put_document(self, name: str, data: ReadOnlyBuffer) -> None:
-        """Store a document and sync, so that it is whole on disk, or the older one is.
-
-        Raises
-        ------
-        StoreError
-            It could not be written.
-        """
+        """Store a document and sync, so that it is whole on disk, or the older one is."""
         self.put_documents({name: data})
 
     def put_documents(self, documents: Mapping[str, ReadOnlyBuffer]) -> None:
@@ -361,7 +356,7 @@ class Hdf5Store(Store):
             self._write_document(name, data)
         self.sync()
 
-    def _write_document(self, name: str, data: ReadOnlyBuffer) -> None:
+    def _write_document(self, name: str, data: ReadOnlyBuffer, *, packed: bool = True) -> None:
         assert self._documents is not None
         bits = np.frombuffer(data, np.uint8)
         group, link = self._documents, guard.escape(name)
@@ -369,32 +364,37 @@ class Hdf5Store(Store):
         def action() -> None:
             if group.links.exists(link):
                 group.unlink(link)
-            self._write_dataset(group, link, bits, _UINT8, name, owned=False)
+            self._write_dataset(group, link, bits, _UINT8, name, owned=False, packed=packed)
 
         self._guarded(action, name)
 
-    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+    def put_columns(self, data: ReadOnlyBuffer) -> None:
+        """Not packed: reading it must take no time. The next sync brings it to disk."""
+        self._check_writable()
+        self._write_document(COLUMNS, data, packed=False)
+
+    def _document(self, name: str) -> Document | None:
         self._ensure_open()
         self._guarded(self._pipeline.drain)
         label = f"{self.location}: document {name!r}"
         dataset = None if self._documents is None else guard.open_dataset(self._documents, guard.escape(name), label)
-        if dataset is None:
-            return None
-        dtype, shape = guard.dataset_dtype(dataset, label)
-        if dtype is not _UINT8 or len(shape) != 1:
-            raise StoreError(f"{label}: is no row of bytes")
-        packed = check_dataset(dataset, dtype.storage, self._file_size(), label)
-        check_document(shape[0], dataset.get_storage_size, label)
-        whole = Region((slice(0, shape[0], 1),), (slice(None),))
-        bits = read_region(dataset, whole, dtype, label, packed, self._pipeline)
-        return bits.data.toreadonly()
+        return None if dataset is None else Document(dataset, self._file_size(), label)
+
+    def get_document(self, name: str) -> ReadOnlyBuffer | None:
+        found = self._document(name)
+        return None if found is None else found.read(self._pipeline)
+
+    def document_seal(self, name: str) -> tuple[int, str] | None:
+        found = self._document(name)
+        return None if found is None else (found.length, found.seal(self._pipeline))
 
     def documents(self) -> tuple[str, ...]:
         self._ensure_open()
         if self._documents is None:
             return ()
         with guard.named_errors(f"{self.location}: names of documents cannot be read"):
-            return tuple(sorted(guard.unescape(name) for name, _ in guard.links_of(self._documents)))
+            names = {guard.unescape(name) for name, _ in guard.links_of(self._documents)}
+        return tuple(sorted(names - {COLUMNS}))
 
     # --- life --------------------------------------------------------------------------------------------------
 

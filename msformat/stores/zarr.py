@@ -7,6 +7,7 @@ Layout of one unit, at the root of the store or in a group such as ``step0/rank3
                                 readable part, "~" and a hash, with the key in attribute "key"
     packs/<n>/                  1-D uint8 arrays: the bytes of many tensors of up to 64 KiB each
     documents/<name>/           1-D uint8 arrays: dump.json, stack.json, …
+    documents/columns.safetensors/   the index of :mod:`msformat.columnindex`
     documents/index.json/       which key lies where (:mod:`msformat.stores.zarr_index`)
     index.jsonl                 the same as a log, while the unit is being written or if the writer was killed
 
@@ -52,10 +53,10 @@ from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, FormatError, StoreError, TensorNotFoundError
 from msformat.filesystem import FileSystem, is_url, join, open_filesystem
 from msformat.selection import Region
-from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import parse_compression
 from msformat.stores.zarr_codecs import array_encoder, pack_encoder, require_numcodecs
-from msformat.stores.zarr_documents import list_documents, read_document, write_document
+from msformat.stores.zarr_documents import list_documents, read_document, seal_document, write_document
 from msformat.stores.zarr_index import INDEX_LIMIT, LOG_NAME, IndexLog, Place, decode_index, encode_index, read_log
 from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, document_node, load_array, node_name, read_optional
 from msformat.stores.zarr_read import ChunkCache, read_region
@@ -103,6 +104,7 @@ class ZarrStore(Store):
     """
 
     backend: ClassVar[str] = "zarr"
+    keeps_columns: ClassVar[bool] = True
 
     def __init__(
         self, location: str, *, mode: Mode = "r", group: str = "", options: StoreOptions | None = None
@@ -413,12 +415,21 @@ class ZarrStore(Store):
         node = self._at(path)
         write_document(self._fs.describe(node), data, load_array(self._fs, node), fsync=self.options.fsync)
 
+    def put_columns(self, data: ReadOnlyBuffer) -> None:
+        """Without waiting for the disk: an index that a loss of power damages is ignored."""
+        self._check_writable()
+        node = self._at(f"documents/{COLUMNS}")
+        write_document(self._fs.describe(node), data, load_array(self._fs, node), fsync=False)
+
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
         return read_document(self._fs, self._at(f"documents/{document_node(name)}"))
 
+    def document_seal(self, name: str) -> tuple[int, str] | None:
+        return seal_document(self._fs, self._at(f"documents/{document_node(name)}"))
+
     def documents(self) -> tuple[str, ...]:
         names = list_documents(self._fs, self._at("documents"))
-        return tuple(sorted(name.removesuffix("~") for name in names if name != "index.json"))
+        return tuple(sorted(name.removesuffix("~") for name in names if name not in ("index.json", COLUMNS)))
 
     @classmethod
     def groups(cls, location: str) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
+import xxhash
 
 from msformat.atomic import fsync_directory, write_atomic
 from msformat.errors import CorruptTensorError, FormatError, StoreError, UnsafeInputError
@@ -19,11 +20,13 @@ from msformat.stores.zarr_codecs import document_encoder
 from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, array_document, load_array
 from msformat.stores.zarr_read import read_array
 
-__all__ = ["list_documents", "read_document", "write_document"]
+__all__ = ["list_documents", "read_document", "seal_document", "write_document"]
 
 # Two ways to name the only axis' chunks, ``0`` and ``c.0``. A new version takes the one that the old does not use, so
 # that both are whole until the rename of ``zarr.json`` says which one counts.
 _GENERATIONS = (("v2", "."), ("default", "."))
+# Of 8 MiB each where we write them.
+_MOST_CHUNKS = 4096
 
 
 def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOnlyBuffer | None:
@@ -59,6 +62,29 @@ def _stored_bytes(fs: FileSystem, node: str) -> int:
     """What the chunks take; they lie in the array's directory, or in one called ``c`` there."""
     below = [path for path in (node, join(node, "c")) if fs.kind(path) == "directory"]
     return sum(item.size for path in below for item in fs.list(path) if item.kind == "file")
+
+
+def seal_document(fs: FileSystem, node: str) -> tuple[int, str] | None:
+    """Length of a document and a digest of its chunks as they are packed; None where there is none.
+
+    Raises
+    ------
+    CorruptTensorError
+        A chunk is missing.
+    """
+    meta = load_array(fs, node)
+    if meta is None:
+        return None
+    state = xxhash.xxh3_128(f"{meta.shape}{meta.chunks}".encode())
+    if len(meta.shape) != 1 or meta.shape[0] > _MOST_CHUNKS * meta.chunks[0]:
+        return None
+    for coordinates in meta.coordinates():
+        path = join(node, meta.chunk_name(coordinates))
+        try:
+            state.update(fs.map(path))
+        except OSError as error:
+            raise CorruptTensorError(f"{fs.describe(path)}: {error}") from error
+    return meta.shape[0], str(state.hexdigest())
 
 
 def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None, *, fsync: bool = True) -> None:
