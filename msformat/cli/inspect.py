@@ -32,6 +32,8 @@ PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group, a kernel dump or a 
 
 _PREVIEW = 64
 _UNREADABLE = "unreadable"
+# What is told of a unit; numbers from the fifth on.
+_FACTS = ("store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "inodes")
 # What ends the work on one unit; the others go on.
 BAD_UNIT = (MsformatError, OSError, MemoryError)
 
@@ -54,7 +56,7 @@ def add_unit_options(parser: argparse.ArgumentParser) -> None:
 
 def add_commands(commands: Any) -> None:
     """Add ``info``, ``ls`` and ``show`` to the command line."""
-    info = add_command(commands, "info", "what is in a dump: units, stores, entries, bytes, files")
+    info = add_command(commands, "info", "what is in a dump: units, stores, entries, bytes, files, inodes")
     add_unit_options(info)
     info.set_defaults(run=_info)
     listing = add_command(commands, "ls", "list the entries (or tensors) of a dump")
@@ -114,12 +116,12 @@ def _info(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"path": arguments.path, "units": rows, "total": total, "problems": problems})
     else:
-        columns = ("unit", "store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "complete")
+        columns = ("unit", *_FACTS, "complete")
         *cells, last = [
             [bytes_text(row[name]) if name == "bytes" and row[name] is not None else row.get(name) for name in columns]
             for row in [*rows, {**total, "unit": "total"}]
         ]
-        print_table(columns, cells, right=("entries", "tensors", "bytes", "files"), total=last)
+        print_table(columns, cells, right=_FACTS[4:], total=last)
         for text in problems:
             problem(text)
     if all(row["complete"] == _UNREADABLE for row in rows):
@@ -129,17 +131,16 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _total(places: Sequence[str | None], rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """All units together; a file that holds several counts once."""
-    sizes = {place: (row["bytes"], row["files"]) for place, row in zip(places, rows, strict=True) if place is not None}
+    by_place = {place: row for place, row in zip(places, rows, strict=True) if place is not None}
     return {
         "units": len(rows),
         **{name: sum(row[name] or 0 for row in rows) for name in ("entries", "tensors")},
-        "bytes": sum(size for size, _ in sizes.values()),
-        "files": sum(count for _, count in sizes.values()),
+        **{name: sum(row[name] for row in by_place.values()) for name in ("bytes", "files", "inodes")},
     }
 
 
 def _describe(key: Any, unit: Unit) -> dict[str, Any]:
-    blank = dict.fromkeys(("store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "place"))
+    blank = dict.fromkeys((*_FACTS, "place"))
     try:
         header, usage = unit.header, unit.usage
         found: dict[str, Any] = {
@@ -152,6 +153,7 @@ def _describe(key: Any, unit: Unit) -> dict[str, Any]:
             "tensors": None,
             "bytes": usage.bytes,
             "files": usage.files,
+            "inodes": usage.inodes,
             "place": unit.location.location,
             "complete": "yes" if unit.complete else f"no: {unit.incomplete_reason}",
             "problems": [f"{key}: {text}" for text in unit.problems],

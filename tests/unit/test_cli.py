@@ -47,6 +47,22 @@ def test_info_as_json_agrees_with_the_documents(dump: Path, capsys: pytest.Captu
         assert unit["complete"] == "yes"
 
 
+def test_info_counts_names_bytes_and_inodes_as_find_and_du_do(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tensors = dump / "step0/rank/dump_tensor_data"
+    first = min(tensors.iterdir())
+    (tensors / "again.pt").hardlink_to(first)
+    _, out, _ = run(capsys, "info", dump, "--steps", "0", "--json")
+    (unit,) = json.loads(out)["units"]
+    files = [path for path in (dump / "step0/rank").rglob("*") if path.is_file()]
+    inodes = subprocess.run(["du", "--inodes", "-s", dump / "step0/rank"], capture_output=True, check=True).stdout
+    assert unit["files"] == len(files)
+    assert unit["inodes"] == int(inodes.split()[0])
+    assert unit["bytes"] == sum(path.stat().st_size for path in files) - first.stat().st_size
+    code, out, _ = run(capsys, "info", dump)
+    assert code == 0
+    assert "inodes" in out
+
+
 def test_ls_lists_the_keys_in_document_order(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "ls", dump, "--steps", "0")
     keys = list(json.loads((dump / "step0/rank/dump.json").read_text())["data"])
