@@ -35,8 +35,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _run_two(folder: Path) -> tuple[int, str]:
-    """Exit code of two workers, and what they said."""
+def _run_two(folder: Path) -> str:
+    """Run two workers; what they said. The exit code says whether MindSpore's scheduler saw them go, and often not."""
     binaries = Path(sys.executable).parent
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
     command = [
@@ -50,7 +50,7 @@ def _run_two(folder: Path) -> tuple[int, str]:
         os.killpg(run.pid, signal.SIGKILL)  # the scheduler and both workers
         said, _ = run.communicate()
     logs = "".join(log.read_text()[-2000:] for log in sorted((folder / "logs").glob("worker_*.log")))
-    return run.returncode, said.decode()[-2000:] + logs
+    return said.decode()[-2000:] + logs
 
 
 @pytest.mark.timeout(900)
@@ -58,11 +58,12 @@ def test_collectives_of_two_processes(tmp_path: Path) -> None:
     for attempt in range(4):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        code, said = _run_two(folder)
+        said = _run_two(folder)
+        # On a busy machine MindSpore gives a worker up that is slow to begin; capture had no part in it yet.
         if (folder / "connected0").exists() and (folder / "connected1").exists():
             break
-        # On a busy machine MindSpore gives a worker up that is slow to begin; capture had no part in it yet.
-    assert code == 0, said
+    assert (folder / "result0.npy").exists(), said
+    assert (folder / "result1.npy").exists(), said
     for rank in range(2):
         dump = Dump(folder / "dump" / "step0" / f"rank{rank}")
         names = ("all_reduce.0", "all_reduce.1", "broadcast.0")
