@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from msformat.atomic import temporary_sibling
+from msformat.convert_remote import convert_remote_single, convert_remote_unit
 from msformat.convert_unit import (
     UnitJob,
     UnitReport,
@@ -32,15 +31,17 @@ from msformat.destination import (
     resolve_destination,
     sweep,
 )
+from msformat.destination_remote import check_remote_relation, check_remote_state, resolve_remote
 from msformat.dialect import DIALECTS, Dialect, translate_units
 from msformat.errors import FormatError, MsformatError, StoreError
+from msformat.filesystem import is_url
 from msformat.foreign.views import LAYOUTS, with_layout
 from msformat.layout import UnitLocation, find_units
+from msformat.parallel import run_all
 from msformat.plan import Rewrite
 from msformat.stores.base import StoreOptions
 from msformat.stores.registry import open_store, store_class
 from msformat.units import UnitKey
-from msformat.workers import Workers
 
 __all__ = ["ConvertOptions", "ConvertReport", "UnitReport", "convert"]
 
@@ -174,7 +175,7 @@ def convert(
         A tree, a unit, a document in one, an ``.h5`` file, a ``.zarr`` group, or a URL.
     dst
         A directory (one store a unit below ``step{N}/rank{R}``), or a name ending in ``.h5``, ``.hdf5`` or ``.zarr``
-        for one file or group with all units inside.
+        for one file or group with all units inside. Either may be a URL.
     options
         How.
     progress
@@ -195,24 +196,42 @@ def convert(
         The source holds no dump, an option makes no sense, or nothing matches the steps, ranks or filter.
     """
     options = options or ConvertOptions()
-    source = os.fspath(src)
-    destination = resolve_destination(os.fspath(dst), options.to)
-    check_relation(source, destination)
+    source, destination = _ends(os.fspath(src), os.fspath(dst), options, executor)
     found, problems = find_units(source)
     locations = with_layout(found, options.layout)
     report = ConvertReport(problems=list(problems))
     jobs = _jobs(_selected(locations, options, source), destination, options, report)
-    check_state(destination, overwrite=options.overwrite, resume=options.resume)
+    check = check_remote_state if destination.remote else check_state
+    check(destination, overwrite=options.overwrite, resume=options.resume)
     _require_matches(jobs, options, source)
     if options.dry_run:
         report.units = [plan_only(job) for job in jobs]
+    elif destination.single and destination.remote:
+        report.units = convert_remote_single(jobs, workers=options.jobs, executor=executor, progress=progress)
     elif destination.single:
-        report.units = _convert_single(jobs, destination, options, progress)
+        report.units = _convert_single(jobs, destination, options, progress, executor)
     else:
-        report.units = list(_convert_tree(jobs, options, progress, executor))
+        report.units = _convert_tree(jobs, options, progress, executor)
     if destination.backend == "files" and options.compression not in ("auto", "none"):
         report.notes.append(f"canonical files are not compressed: {options.compression} was left out")
     return report
+
+
+def _ends(src: str, dst: str, options: ConvertOptions, executor: Executor | None) -> tuple[str, Destination]:
+    """Source and destination, one clear of the other, both as every worker finds them."""
+    src, dst = src.removeprefix("file://"), dst.removeprefix("file://")
+    elsewhere = executor is not None or options.jobs > 1
+    if elsewhere and any(end.startswith("memory://") for end in (src, dst)):
+        raise StoreError("memory:// is the memory of one process: no other can read or write it")
+    if executor is not None and src and not is_url(src):
+        src = os.path.abspath(src)
+    if not is_url(dst):
+        destination = resolve_destination(dst, options.to)
+        check_relation(src, destination)
+    else:
+        destination = resolve_remote(dst, options.to)
+        check_remote_relation(src, destination)
+    return src, destination
 
 
 def _require_matches(jobs: Sequence[UnitJob], options: ConvertOptions, source: str) -> None:
@@ -283,48 +302,38 @@ def _is_debug(unit: UnitLocation) -> bool:
 
 def _convert_tree(
     jobs: Sequence[UnitJob], options: ConvertOptions, progress: Progress | None, executor: Executor | None
-) -> Iterator[UnitReport]:
+) -> list[UnitReport]:
+    work = convert_remote_unit if jobs[0].destination.remote else convert_tree_unit
     if executor is None and (options.jobs == 1 or len(jobs) == 1):
-        yield from (convert_tree_unit(job, progress) for job in jobs)
-        return
-    calls = [(convert_tree_unit, job) for job in jobs]
-    with _pool(executor, min(options.jobs, len(jobs))) as pool:
-        yield from _run(pool, calls, progress)
+        return [work(job, progress) for job in jobs]
+    return _run([(work, job) for job in jobs], jobs, options, progress, executor)
 
 
-@contextmanager
-def _pool(executor: Executor | None, workers: int) -> Iterator[Executor]:
-    if executor is not None:
-        yield executor
-        return
-    pool = Workers(workers)
-    try:
-        yield pool
-    finally:
-        # After an interrupt, workers still remove their temporaries before they go.
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _run(pool: Executor, calls: Sequence[tuple[Any, ...]], progress: Progress | None) -> list[UnitReport]:
-    futures = {pool.submit(*call): number for number, call in enumerate(calls)}
-    reports: dict[int, UnitReport] = {}
-    for future in as_completed(futures):
-        number = futures[future]
-        try:
-            report = future.result()
-        except BrokenProcessPool as error:
-            report = failed_report(calls[number][1], StoreError(f"a worker process died (out of memory?): {error}"))
-        reports[number] = report
-        if progress is not None:
-            progress(report.key, report.bytes_in, report.bytes_in)
-    return [reports[number] for number in range(len(calls))]
+def _run(
+    calls: Sequence[tuple[Any, ...]],
+    jobs: Sequence[UnitJob],
+    options: ConvertOptions,
+    progress: Progress | None,
+    executor: Executor | None,
+) -> list[UnitReport]:
+    return run_all(
+        calls,
+        workers=options.jobs,
+        executor=executor,
+        done=progress and (lambda report: progress(report.key, report.bytes_in, report.bytes_in)),
+        lost=lambda number, error: failed_report(jobs[number], error),
+    )
 
 
 # --- one file --------------------------------------------------------------------------------------------------------
 
 
 def _convert_single(
-    jobs: Sequence[UnitJob], destination: Destination, options: ConvertOptions, progress: Progress | None
+    jobs: Sequence[UnitJob],
+    destination: Destination,
+    options: ConvertOptions,
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> list[UnitReport]:
     path = destination.path
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -340,22 +349,26 @@ def _convert_single(
         unfinished = next(iter(leftovers(path)), None) if options.resume else None
         remove_leftovers(path, keep=unfinished)
         if unfinished is not None:
-            reports = _resume(jobs, unfinished, options, progress)
+            reports = _resume(jobs, unfinished, options, progress, executor)
             if reports is not None:
                 install(unfinished, path)
                 return reports
-        return _write_whole(jobs, destination, options, progress)
+        return _write_whole(jobs, destination.path, options, progress, executor)
 
 
 def _resume(
-    jobs: Sequence[UnitJob], unfinished: str, options: ConvertOptions, progress: Progress | None
+    jobs: Sequence[UnitJob],
+    unfinished: str,
+    options: ConvertOptions,
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> list[UnitReport] | None:
     """Go on in a file that a killed run left; None (and the file gone) where it turns out to be damaged."""
     try:
         sweep(unfinished)
         strangers = set(store_class(jobs[0].destination.backend).groups(unfinished)) - {job.key.path for job in jobs}
         if not strangers:
-            return _fill(jobs, unfinished, options, progress)
+            return _fill(jobs, unfinished, options, progress, executor)
     except (MsformatError, OSError):
         # Started again from nothing, so that a real fault of the destination comes up once more.
         remove_temporary(unfinished)
@@ -368,13 +381,13 @@ def _resume(
 
 
 def _write_whole(
-    jobs: Sequence[UnitJob], destination: Destination, options: ConvertOptions, progress: Progress | None
+    jobs: Sequence[UnitJob], path: str, options: ConvertOptions, progress: Progress | None, executor: Executor | None
 ) -> list[UnitReport]:
-    temporary = temporary_sibling(destination.path)
+    temporary = temporary_sibling(path)
     try:
-        reports = _fill(jobs, temporary, options, progress)
+        reports = _fill(jobs, temporary, options, progress, executor)
         if not all(unit.failed for unit in reports):
-            install(temporary, destination.path)
+            install(temporary, path)
             return reports
     except BaseException as error:
         _clean_up(temporary, error, options)
@@ -390,11 +403,16 @@ def _clean_up(temporary: str, error: BaseException, options: ConvertOptions) -> 
 
 
 def _fill(
-    jobs: Sequence[UnitJob], location: str, options: ConvertOptions, progress: Progress | None
+    jobs: Sequence[UnitJob],
+    location: str,
+    options: ConvertOptions,
+    progress: Progress | None,
+    executor: Executor | None,
 ) -> list[UnitReport]:
-    if options.jobs == 1 or len(jobs) == 1 or jobs[0].destination.backend != "zarr":
+    alone = (executor is None and options.jobs == 1) or len(jobs) == 1
+    if alone or jobs[0].destination.backend != "zarr":
         return [convert_into(job, location, progress) for job in jobs]
     # The first unit makes the root group, which the others then share.
     first = convert_into(jobs[0], location, progress)
-    with _pool(None, min(options.jobs, len(jobs) - 1)) as pool:
-        return [first, *_run(pool, [(convert_into, job, location) for job in jobs[1:]], progress)]
+    rest = jobs[1:]
+    return [first, *_run([(convert_into, job, location) for job in rest], rest, options, progress, executor)]

@@ -33,10 +33,15 @@ __all__ = [
     "UnitProgress",
     "UnitReport",
     "all_done",
+    "already_there",
     "convert_into",
     "convert_tree_unit",
     "failed_report",
+    "is_done",
+    "open_source",
+    "plan_job",
     "plan_only",
+    "write_store",
 ]
 
 UnitProgress: TypeAlias = "Callable[[str, int, int], None]"
@@ -146,15 +151,15 @@ def _convert_tree_unit(job: UnitJob, progress: UnitProgress | None) -> UnitRepor
 
 
 def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None) -> UnitReport:
-    with _open_source(job.source) as source:
-        plan = _plan(job, source)
+    with open_source(job.source) as source:
+        plan = plan_job(job, source)
         if os.path.isdir(directory) and unit_backend(directory) is not None and not job.overwrite:
-            return _already_there(job, plan, directory)
+            return already_there(job, plan, directory)
         temporary = temporary_sibling(directory)
         try:
             os.mkdir(temporary)
             location = job.destination.store_location(temporary)
-            report = _write(job, source, plan, location, "", progress)
+            report = write_store(job, source, plan, location, "", progress)
             report.bytes_out, report.files_out = disk_usage(temporary)
             strangers = install(temporary, directory, plan.documents)
         except BaseException:
@@ -164,11 +169,19 @@ def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None
     return report
 
 
-def _already_there(job: UnitJob, plan: UnitPlan, directory: str) -> UnitReport:
+def already_there(job: UnitJob, plan: UnitPlan, directory: str) -> UnitReport:
+    """The report of a unit that stands at its place already, whole and as it would be written.
+
+    Raises
+    ------
+    StoreError
+        It is another one.
+    """
     backend = unit_backend(directory) or job.destination.backend
     here = Destination(job.destination.path, backend, single=False)
     with open_store(backend, here.store_location(directory)) as store:
-        if not (job.resume and is_done(store, plan)):
+        # Also without --resume: the worker that wrote it may have died before it could say so.
+        if not is_done(store, plan):
             raise StoreError(f"{directory}: already holds another unit; --overwrite replaces it")
         return UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True)
 
@@ -186,12 +199,12 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
     place = os.path.join(location, job.key.path) if job.destination.backend == "zarr" else location
     before, files_before = disk_usage(place)
     try:
-        source = _open_source(job.source)
+        source = open_source(job.source)
     except (MsformatError, OSError) as error:
         return failed_report(job, error)
     with source:
-        plan = _plan(job, source)
-        report = _write(job, source, plan, location, job.key.path, progress)
+        plan = plan_job(job, source)
+        report = write_store(job, source, plan, location, job.key.path, progress)
     after, files_after = disk_usage(place)
     report.bytes_out, report.files_out = after - before, files_after - files_before
     report.seconds = time.perf_counter() - started
@@ -201,8 +214,8 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
 def plan_only(job: UnitJob) -> UnitReport:
     """What would be converted; nothing is written."""
     try:
-        with _open_source(job.source) as source:
-            plan = _plan(job, source)
+        with open_source(job.source) as source:
+            plan = plan_job(job, source)
     except (MsformatError, OSError) as error:
         return failed_report(job, error)
     report = UnitReport(job.key.path, plan.entries, len(plan.tensors), problems=plan.problems, notes=plan.notes)
@@ -210,11 +223,13 @@ def plan_only(job: UnitJob) -> UnitReport:
     return report
 
 
-def _open_source(source: UnitLocation) -> Store:
+def open_source(source: UnitLocation) -> Store:
+    """The store of a unit to convert."""
     return open_store(source.backend, source.location, group=source.group)
 
 
-def _plan(job: UnitJob, source: Store) -> UnitPlan:
+def plan_job(job: UnitJob, source: Store) -> UnitPlan:
+    """What a job is to write."""
     documents, problems = unit_documents(job.source, source)
     plan = plan_unit(source, documents, job.rewrite, rank=job.source.key.rank)
     plan.problems[:0] = problems
@@ -222,9 +237,16 @@ def _plan(job: UnitJob, source: Store) -> UnitPlan:
     return plan
 
 
-def _write(
+def write_store(
     job: UnitJob, source: Store, plan: UnitPlan, location: str, group: str, progress: UnitProgress | None
 ) -> UnitReport:
+    """Write a plan into a store at ``location``, and read it back if the job says so.
+
+    Raises
+    ------
+    StoreError
+        It cannot be written, or does not read back as it was written.
+    """
     name, total = job.key.path, plan.nbytes
     if progress is not None:
         progress(name, 0, total)
@@ -298,10 +320,10 @@ def all_done(jobs: Sequence[UnitJob], location: str) -> list[UnitReport] | None:
             if job.key.path not in groups:
                 return None
             with (
-                _open_source(job.source) as source,
+                open_source(job.source) as source,
                 open_store(job.destination.backend, location, group=job.key.path) as store,
             ):
-                plan = _plan(job, source)
+                plan = plan_job(job, source)
                 if not is_done(store, plan):
                     return None
                 reports.append(UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True))

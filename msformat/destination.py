@@ -24,6 +24,7 @@ from msformat.layout import find_units
 from msformat.stores.hdf5_paged import side_path
 
 __all__ = [
+    "SKELETON",
     "Destination",
     "check_relation",
     "check_state",
@@ -35,7 +36,10 @@ __all__ = [
     "remove_leftovers",
     "remove_temporary",
     "resolve_destination",
+    "suffix_backend",
     "sweep",
+    "unit_files",
+    "zarr_files",
 ]
 
 _SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
@@ -53,7 +57,8 @@ _ZARR_FILE = re.compile(
     r"(?:zarr\.json|c(?:[./]\d+)*|\d+(?:[./]\d+)*))"
 )
 _SIDE_FILE = Path(side_path("dump.h5")).name
-_SKELETON = re.compile(r"step\d+|rank\d*|proc\d+|graph|pynative")
+# Directories of a tree above units, and of units.
+SKELETON = re.compile(r"step\d+|rank\d*|proc\d+|graph|pynative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,7 @@ class Destination:
     Attributes
     ----------
     path
-        Absolute path as the user named it, links in its parent resolved.
+        Absolute path as the user named it, links in its parent resolved; or a URL.
     backend
         ``files``, ``hdf5`` or ``zarr``.
     single
@@ -74,14 +79,21 @@ class Destination:
     backend: str
     single: bool
 
+    @property
+    def remote(self) -> bool:
+        """Whether it is a URL."""
+        return is_url(self.path)
+
     def unit_directory(self, unit_path: str) -> str:
         """The directory of a unit in a tree."""
+        if self.remote:
+            return f"{self.path}/{unit_path}"
         return str(Path(self.path) / unit_path)
 
     def store_location(self, unit_directory: str) -> str:
         """What ``open_store`` wants for a unit of a tree."""
         name = {"hdf5": "dump.h5", "zarr": "dump.zarr"}.get(self.backend)
-        return str(Path(unit_directory) / name) if name else unit_directory
+        return f"{unit_directory.rstrip('/')}/{name}" if name else unit_directory
 
 
 def resolve_destination(dst: str, to: str | None) -> Destination:
@@ -90,22 +102,30 @@ def resolve_destination(dst: str, to: str | None) -> Destination:
     Raises
     ------
     StoreError
-        A URL, nothing at all, or a suffix that contradicts ``to``.
+        Nothing at all, or a suffix that contradicts ``to``.
     """
     if not dst:
         raise StoreError("the destination has no name")
-    if is_url(dst):
-        raise StoreError(f"{dst}: converting to a URL is not supported; convert to a local path and copy that")
     trimmed = dst.rstrip("/") or "/"
     path = str(Path(os.path.realpath(Path(trimmed).parent)) / Path(trimmed).name)
     if Path(trimmed).name in ("", ".", ".."):
         path = os.path.realpath(trimmed)
-    by_suffix = _SUFFIXES.get(Path(path).suffix.lower())
-    if by_suffix is None:
-        return Destination(path, to or "files", single=False)
-    if to is not None and to != by_suffix:
-        raise StoreError(f"{dst}: the suffix says {by_suffix}, but {to} was asked for")
-    return Destination(path, by_suffix, single=True)
+    by_suffix = suffix_backend(path, to, dst)
+    return Destination(path, by_suffix or to or "files", single=by_suffix is not None)
+
+
+def suffix_backend(name: str, to: str | None, label: str) -> str | None:
+    """The store that a name's suffix asks for, None for none.
+
+    Raises
+    ------
+    StoreError
+        Not the one asked for by ``to``.
+    """
+    by_suffix = _SUFFIXES.get(Path(name).suffix.lower())
+    if to is not None and by_suffix not in (None, to):
+        raise StoreError(f"{label}: the suffix says {by_suffix}, but {to} was asked for")
+    return by_suffix
 
 
 def check_relation(src: str, destination: Destination) -> None:
@@ -179,7 +199,7 @@ def _is_vacant(path: str) -> bool:
 def _is_leftover(item: os.DirEntry[str]) -> bool:
     if is_temporary(item.name) or item.name.endswith(_LOCK):
         return True
-    is_skeleton = _SKELETON.fullmatch(item.name) is not None and item.is_dir(follow_symlinks=False)
+    is_skeleton = SKELETON.fullmatch(item.name) is not None and item.is_dir(follow_symlinks=False)
     return is_skeleton and _is_vacant(item.path)
 
 
@@ -349,7 +369,7 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
 
 def _clear_aside(aside: str, path: str, documents: Iterable[str]) -> list[str]:
     """Remove what is ours from a unit renamed aside; move strangers to where they were."""
-    is_ours = _is_zarr_file if path.endswith(".zarr") else _UnitFiles(frozenset(documents))
+    is_ours = zarr_files if path.endswith(".zarr") else unit_files(documents)
     strangers = [_move_back(aside, path, name) for name in list(_discard(aside, is_ours))]
     for directory, _, _ in os.walk(aside, topdown=False):
         with contextlib.suppress(OSError):
@@ -382,8 +402,14 @@ def _discard(root: str, is_ours: Callable[[str], bool]) -> Iterator[str]:
                 yield relative
 
 
-def _is_zarr_file(relative: str) -> bool:
+def zarr_files(relative: str) -> bool:
+    """Whether a file of a Zarr directory is one that we make."""
     return _ZARR_FILE.fullmatch(relative) is not None
+
+
+def unit_files(documents: Iterable[str] = ()) -> Callable[[str], bool]:
+    """Tells which files of a unit directory we make; ``documents`` are some beyond the usual ones."""
+    return _UnitFiles(frozenset(documents))
 
 
 class _UnitFiles:
@@ -397,5 +423,5 @@ class _UnitFiles:
         if not rest:
             return first in self._documents or first in ("dump.h5", _SIDE_FILE)
         if first == "dump.zarr":
-            return _is_zarr_file(rest)
+            return zarr_files(rest)
         return first == _TENSOR_DIRECTORY and rest.endswith((".pt", ".npy"))

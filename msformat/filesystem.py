@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +20,27 @@ from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
 from msformat.errors import BackendMissingError, MsformatError, StoreError, UnsafeInputError
 
-__all__ = ["MAP_FROM", "FileSystem", "Item", "Kind", "LocalFileSystem", "is_url", "join", "open_filesystem"]
+__all__ = [
+    "MAP_FROM",
+    "FileSystem",
+    "Item",
+    "Kind",
+    "LocalFileSystem",
+    "RemoteFileSystem",
+    "hide_credentials",
+    "is_url",
+    "join",
+    "open_filesystem",
+    "open_remote",
+]
 
 Kind: TypeAlias = Literal["file", "directory", "special"]
 # Below this a read is cheaper than a map.
 MAP_FROM = 1 << 16
+# Directories are real there, and have to be made.
+_HIERARCHIES = {"sftp", "ssh", "smb", "ftp", "hdfs", "webhdfs", "arrow_hdfs", "dbfs"}
+_USER = re.compile(r"(?<=://)[^/@\s]*@")
+_SIGNED = re.compile(r"(?i)([?&][^=&\s]*(?:signature|credential|token|secret|password|key|sig)[^=&\s]*=)[^&\s'\"]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +93,11 @@ def join(*parts: str) -> str:
     return "/".join(part.strip("/") for part in parts if part)
 
 
+def hide_credentials(text: str) -> str:
+    """A text for people: user and password of a URL, and what a signed URL is signed with, as ``***``."""
+    return _SIGNED.sub(r"\1***", _USER.sub("***@", text)) if "://" in text else text
+
+
 def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem:
     """The file system rooted at a directory path or URL.
 
@@ -97,13 +119,32 @@ def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem
         return LocalFileSystem(location.removeprefix("file://"), boundary=boundary)
     if not is_url(location):
         return LocalFileSystem(location, boundary=boundary)
+    return open_remote(location)
+
+
+def open_remote(location: str) -> RemoteFileSystem:
+    """The file system rooted at a URL, for reading and writing; raises as :func:`open_filesystem` does."""
     try:
         import fsspec  # noqa: PLC0415 (optional: only URLs need it)
     except ImportError as error:
-        raise BackendMissingError("fsspec", "remote", f"opening {location}") from error
-    with _remote_errors(location):
-        remote, path = fsspec.core.url_to_fs(location)
-    return _FsspecFileSystem(remote, path.rstrip("/"), location.rstrip("/"))
+        raise BackendMissingError("fsspec", "remote", f"opening {hide_credentials(location)}") from error
+    try:
+        with _remote_errors(location):
+            remote, path = fsspec.core.url_to_fs(location)
+    except StoreError as error:
+        missing = error.__cause__
+        if isinstance(missing, ImportError):
+            raise BackendMissingError(_package(missing), "remote", f"opening {hide_credentials(location)}") from error
+        raise
+    # fsspec remembers listings as long as the process lives; others write meanwhile.
+    remote.invalidate_cache()
+    return RemoteFileSystem(remote, path.rstrip("/"), location.rstrip("/"))
+
+
+def _package(error: ImportError) -> str:
+    """fsspec says ``Install s3fs to access S3`` and keeps the name to itself."""
+    found = re.match(r"Install (\w+)", str(error))
+    return found[1] if found else error.name or str(error)
 
 
 def _checked(path: str, where: str) -> str:
@@ -248,11 +289,14 @@ def _remote_errors(where: str) -> Iterator[None]:
     except (FileNotFoundError, MsformatError):
         raise
     except Exception as error:
-        raise StoreError(f"{where}: {type(error).__name__}: {error}") from error
+        raise StoreError(hide_credentials(f"{where}: {type(error).__name__}: {error}")) from error
 
 
-class _FsspecFileSystem:
-    """Anything fsspec knows. Read only; there are no links to follow out of an object store."""
+class RemoteFileSystem:
+    """Anything fsspec knows; there are no links to follow out of an object store.
+
+    Every path stays below the root. No method expands wildcards: names are data.
+    """
 
     def __init__(self, remote: Any, root: str, label: str) -> None:
         self._remote = remote
@@ -263,6 +307,9 @@ class _FsspecFileSystem:
         return f"{self._label}/{path}" if path else self._label
 
     def _full(self, path: str) -> str:
+        if "?versionId=" in path:
+            # s3fs would take the rest for the version of another object.
+            raise UnsafeInputError(f"{self._label}: no object is read or written as {path!r}")
         return f"{self.root}/{_checked(path, self._label)}" if path else self.root
 
     def kind(self, path: str) -> Kind | None:
@@ -307,3 +354,53 @@ class _FsspecFileSystem:
         with _remote_errors(self.describe(path)):
             stream: BinaryIO = self._remote.open(self._full(path), "rb")
         return stream
+
+    # --- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, path: str, data: bytes) -> None:
+        """Put an object, over an older one. Object stores show all of it or nothing."""
+        full = self._full(path)
+        with _remote_errors(self.describe(path)):
+            self._make_parent(full)
+            self._remote.pipe_file(full, data)
+
+    def upload(self, local: str, path: str) -> None:
+        """Put a local file as an object."""
+        full = self._full(path)
+        with _remote_errors(self.describe(path)):
+            self._make_parent(full)
+            self._remote.put_file(local, full)
+
+    def copy(self, source: str, path: str) -> None:
+        """Copy an object to another name; the bytes stay where the store is."""
+        origin, full = self._full(source), self._full(path)
+        with _remote_errors(self.describe(path)):
+            self._make_parent(full)
+            self._remote.cp_file(origin, full)
+
+    def remove(self, path: str) -> None:
+        """Remove an object; no error where there is none."""
+        full = self._full(path)
+        try:
+            with _remote_errors(self.describe(path)):
+                self._remote.rm_file(full)
+        except FileNotFoundError:
+            return
+
+    def files(self, path: str = "") -> dict[str, int]:
+        """Every object below a path: name relative to it, and size. Nothing where nothing is."""
+        full = self._full(path)
+        with _remote_errors(self.describe(path)):
+            self._remote.invalidate_cache()
+            try:
+                found = self._remote.find(full, detail=True)
+            except FileNotFoundError:
+                return {}
+        start = full.strip("/") + "/"
+        below = {name.strip("/"): int(item.get("size") or 0) for name, item in found.items()}
+        return {name.removeprefix(start): size for name, size in below.items() if name.startswith(start)}
+
+    def _make_parent(self, full: str) -> None:
+        protocols = self._remote.protocol
+        if _HIERARCHIES.intersection((protocols,) if isinstance(protocols, str) else protocols):
+            self._remote.makedirs(self._remote._parent(full), exist_ok=True)

@@ -30,6 +30,7 @@ from msformat.unitfiles import (
     backend_of,
     has_container,
     has_item,
+    is_marked,
     telling_name,
     without_special,
 )
@@ -41,7 +42,6 @@ _HDF5_SUFFIXES = (".h5", ".hdf5")
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 _NEARLY = re.compile(r"(step|rank|proc)[_-]?[0-9]+", re.IGNORECASE)
-
 _ODD_NAME = "no name of a step or rank: left alone"
 
 _SEARCH_DEPTH = 3
@@ -313,15 +313,18 @@ class _Finder:
 
     def list(self, path: str) -> list[Item]:
         """What may be read in a directory; the rest is noted."""
-        if not path:
+        try:
             found = self.fs.list(path)
-        else:
-            try:
-                found = self.fs.list(path)
-            except (OSError, UnsafeInputError) as error:
-                self.note(path, f"cannot be listed: {error}")
-                self.unlisted.add(path)
-                return []
+        except (OSError, UnsafeInputError) as error:
+            if not path:
+                raise
+            self.note(path, f"cannot be listed: {error}")
+            self.unlisted.add(path)
+            return []
+        if is_marked(found):
+            self.note(path, "a conversion is writing here, or died here: left alone")
+            self.unlisted.add(path)
+            return []
         for item in found:
             if item.kind == "special" and not is_temporary(item.name):
                 self.note(join(path, item.name), "is no regular file, or a link that leads outside: left alone")

@@ -12,11 +12,13 @@ __all__ = [
     "CONTAINERS",
     "DOCUMENTS",
     "JOURNAL_NAME",
+    "MARKER",
     "TENSORS",
     "UNIT_FILES",
     "backend_of",
     "has_container",
     "has_item",
+    "is_marked",
     "telling_name",
     "without_special",
 ]
@@ -29,6 +31,8 @@ CONTAINERS = {"dump.h5": "hdf5", "dump.zarr": "zarr"}
 _CONTAINER_STEM = "dump."
 # What makes a directory a unit of canonical files.
 _FILES = (*DOCUMENTS, TENSORS)
+# What the name of an object begins with that says: what lies beside it is not whole (msformat.destination_remote).
+MARKER = ".unit"
 # Naming one of these names its unit.
 UNIT_FILES = {*DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log", "tensors.jsonl", JOURNAL_NAME}
 
@@ -36,6 +40,11 @@ UNIT_FILES = {*DOCUMENTS, "stack.json", "construct.json", "dump_error_info.log",
 def without_special(items: Iterable[Item]) -> list[Item]:
     """What is neither special (a device, a link that leads outside) nor a temporary of ours."""
     return [item for item in items if item.kind != "special" and not is_temporary(item.name)]
+
+
+def is_marked(items: Iterable[Item]) -> bool:
+    """Whether a conversion writes here, or died here."""
+    return any(item.name.startswith(MARKER) and is_temporary(item.name) and item.kind == "file" for item in items)
 
 
 def has_item(items: Iterable[Item], name: str, kind: str) -> bool:

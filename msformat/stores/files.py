@@ -64,8 +64,7 @@ class FilesStore(Store):
         if mode != "r":
             self._make_directory()
         self._files: FileSystem = open_filesystem(self.location, boundary=boundary)
-        if self._files.kind("") != "directory":
-            raise StoreError(f"{self.location}: no such directory")
+        self._require_directory()
         if mode == "w":
             self._check_empty()
         self._named: dict[str, SidecarLine] = {}
@@ -83,6 +82,10 @@ class FilesStore(Store):
         except OSError as error:
             raise StoreError(f"{self.location}: {error.strerror or error}") from error
 
+    def _require_directory(self) -> None:
+        if self._files.kind("") != "directory":
+            raise StoreError(f"{self.location}: no such directory")
+
     def _check_empty(self) -> None:
         if self._files.kind(SIDECAR) or self.documents() or next(self.keys_in(DATA_DIRECTORY), None) is not None:
             raise StoreError(f"{self.location}: already holds a dump")
@@ -95,6 +98,9 @@ class FilesStore(Store):
         for line in lines:
             self._named[line.key] = line
             self._taken[line.file] = line.key
+        return self._sidecar_writer(lines, length)
+
+    def _sidecar_writer(self, lines: list[SidecarLine], length: int) -> SidecarWriter:  # noqa: ARG002 (of a URL)
         return SidecarWriter(Path(self.location) / SIDECAR, keep=length)
 
     # --- names -------------------------------------------------------------------------------------------------
@@ -119,12 +125,15 @@ class FilesStore(Store):
 
     def _new_file_of(self, key: str) -> str:
         """A file name for a new key: the key itself where it is a safe one and not taken."""
-        name = safe_data_name(key)
+        name = self._safe_name(key)
         attempt = 0
         while self._taken.get(name, name) != name or (name != key and name in self._known):
             attempt += 1
             name = safe_data_name(f"{key}\0{attempt}{_suffix(key)}")
         return name
+
+    def _safe_name(self, key: str) -> str:
+        return safe_data_name(key)
 
     def keys(self) -> Iterator[str]:
         """Every key, sorted naturally: a directory keeps no order."""
@@ -208,23 +217,29 @@ class FilesStore(Store):
         parts = pt_parts(bits, dtype) if is_pt else npy_parts(bits, dtype)
         needs = pt_needs_sidecar(dtype) if is_pt else npy_needs_sidecar(dtype)
         name = self._new_file_of(key)
+        self._put_file(name, parts)
+        self._register(key, SidecarLine(name, key, dtype if needs else None, digest if needs else None))
+
+    def _put_file(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         path = self._data_path(name)
         try:
             write_atomic(path, parts, fsync=False)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
-        self._register(key, SidecarLine(name, key, dtype if needs else None, digest if needs else None))
 
     def _link(self, key: str, target: str) -> None:
         """A hard link; a copy where the file system has none or the file has too many."""
         line = self._named.get(target)
         name = self._new_file_of(key)
-        source, path = self._data_path(line.file if line else target), self._data_path(name)
+        self._second_name(line.file if line else target, name)
+        self._register(key, SidecarLine(name, key, line.dtype if line else None, line.digest if line else None))
+
+    def _second_name(self, existing: str, name: str) -> None:
+        source, path = self._data_path(existing), self._data_path(name)
         try:
             os.link(source, path)
         except OSError:
             self._copy(source, path)
-        self._register(key, SidecarLine(name, key, line.dtype if line else None, line.digest if line else None))
 
     def _copy(self, source: str, path: str) -> None:
         temporary = temporary_sibling(path)
@@ -270,13 +285,16 @@ class FilesStore(Store):
             ``name`` is no plain file name, or one that means something else here.
         """
         self._check_writable()
-        if not _DOCUMENT.fullmatch(name) or not _is_document(name):
-            raise UnsafeInputError(f"{self.location}: {name!r} is no name for a document")
+        self._check_document_name(name)
         path = os.path.join(self.location, name)
         try:
             write_atomic(path, data if isinstance(data, bytes) else memoryview(data), fsync=self.options.fsync)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
+
+    def _check_document_name(self, name: str) -> None:
+        if not _DOCUMENT.fullmatch(name) or not _is_document(name):
+            raise UnsafeInputError(f"{self.location}: {name!r} is no name for a document")
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
         """The bytes of a document, mapped if very large; None where there is none of that name."""

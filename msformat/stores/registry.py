@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from msformat.errors import StoreError
+from msformat.filesystem import is_url
 from msformat.foreign import FORMS
 from msformat.stores.base import Mode, Store, StoreOptions
 
@@ -18,6 +19,11 @@ BUILTIN_STORES = {
     "hdf5": "msformat.stores.hdf5:Hdf5Store",
     "zarr": "msformat.stores.zarr:ZarrStore",
     "memory": "msformat.stores.memory:MemoryStore",
+}
+# What writes to URLs; reading is each store's own.
+_REMOTE_WRITERS = {
+    "files": "msformat.stores.files_remote:RemoteFilesStore",
+    "zarr": "msformat.stores.zarr_remote:RemoteZarrStore",
 }
 
 
@@ -38,7 +44,16 @@ def open_store(
     BackendMissingError
         The backend's library is not installed; says which extra brings it.
     """
+    location = location.removeprefix("file://")
+    if mode != "r" and is_url(location) and backend in _REMOTE_WRITERS:
+        return _loaded(_REMOTE_WRITERS[backend])(location, mode=mode, group=group, options=options)
     return store_class(backend)(location, mode=mode, group=group, options=options)
+
+
+def _loaded(target: str) -> type[Store]:
+    module, _, name = target.partition(":")
+    found: type[Store] = getattr(import_module(module), name)
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -46,9 +61,7 @@ def store_class(backend: str) -> type[Store]:
     """The class of a backend, imported on first use."""
     target = FORMS[backend].store if backend in FORMS else BUILTIN_STORES.get(backend)
     if target is not None:
-        module, _, name = target.partition(":")
-        found: type[Store] = getattr(import_module(module), name)
-        return found
+        return _loaded(target)
     for point in _plugins():
         if point.name == backend:
             loaded: type[Store] = point.load()

@@ -16,7 +16,7 @@ import zarr
 from msformat.atomic import is_temporary, temporary_sibling
 from msformat.convert import ConvertOptions, ConvertReport, convert
 from msformat.destination import exclusive
-from msformat.errors import MsformatError, StoreError
+from msformat.errors import MsformatError, StoreError, UnsafeInputError
 from tests.small_dumps import tree_bytes, write_tree, write_unit
 
 
@@ -88,9 +88,12 @@ def test_beside_the_source_is_fine(src: Path, tmp_path: Path) -> None:
     _done(src, tmp_path / "src2")
 
 
-def test_urls_are_not_written(src: Path) -> None:
-    with pytest.raises(StoreError, match="URL"):
-        _convert(src, "memory://there")
+@pytest.mark.parametrize(
+    "url", ["memory://", "memory://a/../b", "memory://a/./b", "memory://a//b", "memory://a/*", "a::memory://b"]
+)
+def test_a_url_that_is_no_plain_place_is_not_written(src: Path, url: str) -> None:
+    with pytest.raises(UnsafeInputError, match="URL"):
+        _convert(src, url)
 
 
 # --- what stands at the destination ----------------------------------------------------------------------------------
