@@ -1,7 +1,8 @@
 """Where the values of a large JSON object lie, without decoding them.
 
-Three ways, the fast one first; all give the same index:
+Four ways, the fast one first; all give the same index:
 
+0. a large document that is laid out as msprobe does, piece by piece (:mod:`msformat.jsonstream`);
 1. msgspec with a raw value a key, on the text as it is (mapped files are not copied);
 2. the same on a copy in which bare NaN and Infinity are numbers of the same length: offsets stay true, values are
    always decoded from the original;
@@ -13,13 +14,14 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
-import numpy as np
 
 from msformat.errors import SchemaError, UnsafeInputError
+from msformat.jsonstream import Key, address, stream_index
 from msformat.jsontext import Buffer, bounded_int, check_bom, guard_recursion, mask_constants
 from msformat.model import MAX_DEPTH
 
@@ -50,7 +52,7 @@ class Index:
     """
 
     header: dict[str, Part]
-    entries: dict[str, Part]
+    entries: Mapping[str, Part]
     repeated: list[str]
 
 
@@ -67,9 +69,24 @@ def index_document(data: Buffer, source: str) -> Index:
     guard_recursion(data, source)
     check_bom(data, source)
     try:
-        return _quick_index(data, source)
+        return _streamed_index(data) or _quick_index(data, source)
     except RecursionError as error:
         raise UnsafeInputError(f"{source}: containers lie more than {MAX_DEPTH} deep") from error
+
+
+def _streamed_index(data: Buffer) -> Index | None:
+    found = stream_index(data)
+    if found is None:
+        return None
+    try:
+        outline = _strict_index(found.outline, "")
+    except (SchemaError, *_Refusal):
+        return None
+    body = outline.header.get("data")
+    # The entries are those of the document's own "data", and of no object further in.
+    if outline.repeated or body is None or address(body) - address(found.outline) != found.brace:
+        return None
+    return Index(outline.header, found.entries, [])
 
 
 def _quick_index(data: Buffer, source: str) -> Index:
@@ -125,21 +142,15 @@ def _what_broke(error: Exception, length: int) -> str:
 # --- msgspec ---------------------------------------------------------------------------------------------------------
 
 
-class _Key(str):
-    """A type of our own, so that msgspec calls the hook for each key, repeated ones too."""
-
-    __slots__ = ()
-
-
 def _raw_object(data: Buffer | msgspec.Raw) -> tuple[dict[str, Part], list[str]]:
     """Raw values by key in order, and the keys that occur more than once."""
     seen: list[str] = []
 
-    def remember(_: type, key: str) -> _Key:
+    def remember(_: type, key: str) -> Key:
         seen.append(key)
-        return _Key(key)
+        return Key(key)
 
-    found = msgspec.json.decode(data, type=dict[_Key, msgspec.Raw], dec_hook=remember)
+    found = msgspec.json.decode(data, type=dict[Key, msgspec.Raw], dec_hook=remember)
     if len(seen) == len(found):
         return dict(zip(seen, found.values(), strict=True)), []
     repeated = [key for key, times in Counter(seen).items() if times > 1]
@@ -165,10 +176,10 @@ def _kind(start: bytes) -> str:
 
 def _moved(index: Index, copy: bytearray, original: memoryview) -> Index:
     """The same index into the original text; the copy can go."""
-    base = _address(copy)
+    base = address(copy)
 
     def original_part(part: Part) -> Part:
-        start = _address(part) - base
+        start = address(part) - base
         return original[start : start + len(memoryview(part))]
 
     return Index(
@@ -176,11 +187,6 @@ def _moved(index: Index, copy: bytearray, original: memoryview) -> Index:
         {key: original_part(part) for key, part in index.entries.items()},
         index.repeated,
     )
-
-
-def _address(part: Part | bytearray) -> int:
-    """Where a buffer begins in memory. A raw value does not say its offset, but it is a view of the text."""
-    return int(np.frombuffer(part, dtype=np.uint8).__array_interface__["data"][0])
 
 
 # --- Python ----------------------------------------------------------------------------------------------------------
