@@ -231,6 +231,7 @@ class GraphKernelSession(Session):
             path = Path(self.config.dump_path) / plan.file_name
             write_settings(path, plan.settings)
             for name in plan.variables:
+                self._note_earlier(name, path)
                 self._environment.put(name, str(path))
             for name in plan.cleared:
                 self._environment.put(name, None)
@@ -243,6 +244,12 @@ class GraphKernelSession(Session):
         for note in plan.notes:
             _LOGGER.warning("%s", note)
         _LOGGER.info("kernels of graphs are dumped as %s says", path)
+
+    def _note_earlier(self, name: str, path: Path) -> None:
+        earlier = os.environ.get(name)
+        if earlier not in (None, str(path)):
+            text = "if MindSpore has read those settings already, nothing is dumped as this configuration asks"
+            _LOGGER.warning("level L2: %s was %s: %s", name, earlier, text)
 
     def _open(self) -> None:
         if self._is_closed:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ FORWARD, BACKWARD = "Functional.relu.1.forward", "Functional.relu.1.backward"
 class Bench:
     """A session over a device, and a model of three calls."""
 
+    made: ClassVar[list[KernelSession]] = []
+
     def __init__(self, path: Path, target: str = FORWARD, device: FakeDevice | None = None, **keys: Any) -> None:
         self.path = path
         self.device = device or FakeDevice()
@@ -32,6 +35,7 @@ class Bench:
         self.framework.number = keys.pop("rank_number", None)
         config = load_config(dump_path=path, level="L2", task="tensor", list=[target], **keys)
         self.session = KernelSession(config, self.framework, self.device)
+        self.made.append(self.session)
 
     def call(self, name: str = "relu", *, fails: bool = False) -> Any:
         observer, events = self.session.observer, self.device.events
@@ -59,8 +63,11 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def _said(caplog: pytest.LogCaptureFixture) -> None:
+def _said_and_closed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.INFO, logger="msformat.capture")
+    yield
+    while Bench.made:
+        Bench.made.pop().close()
 
 
 # --- when the device is on -------------------------------------------------------------------------------------------
@@ -113,7 +120,6 @@ def test_a_call_that_raises_ends_the_dump(tmp_path: Path) -> None:
     bench.session.start(NoHooks(), None)
     bench.call(fails=True)
     assert bench.device.events == ["begin", "relu", "end"]
-    bench.session.close()
 
 
 def test_a_backward_is_dumped_once_a_step(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def debugger(tmp_path: Path) -> Iterator[Callable[..., PrecisionDebugger]]:
         (tmp_path / "run").mkdir(exist_ok=True)
         path = tmp_path / "config.json"
         document = {"task": "statistics", "dump_path": str(tmp_path / "run" / "dump"), "level": "L2", **keys}
-        document[document["task"]] = {"list": list(listed)}
+        document[document["task"]] = {"list": list(listed), **document.pop("section", {})}
         path.write_text(json.dumps(document))
         made.append(PrecisionDebugger(path))
         return made[-1]
@@ -180,12 +180,20 @@ def test_a_runtime_that_fails_costs_nothing(ascend: Any, debugger: Any, caplog: 
     assert caplog.text.count("device lost") == 1
 
 
-def test_a_format_that_is_not_written_is_noted(ascend: Any, debugger: Any, caplog: Any, tmp_path: Path) -> None:
+def test_settings_of_somebody_else_are_said(ascend: Any, debugger: Any, caplog: Any, monkeypatch: Any) -> None:
+    """What the runtime has read once, it never reads again."""
     ascend()
-    path = tmp_path / "config.json"
-    document = {"task": "tensor", "dump_path": str(tmp_path / "d"), "level": "L2", "tensor": {"file_format": "bin"}}
-    path.write_text(json.dumps(document))
-    run(PrecisionDebugger(path), steps=1)
+    monkeypatch.setenv("MINDSPORE_DUMP_CONFIG", "/their/own.json")
+    one = debugger()
+    run(one, steps=1)
+    one.close()
+    assert "MINDSPORE_DUMP_CONFIG was /their/own.json" in caplog.text
+    assert os.environ["MINDSPORE_DUMP_CONFIG"] == "/their/own.json"
+
+
+def test_a_format_that_is_not_written_is_noted(ascend: Any, debugger: Any, caplog: Any) -> None:
+    ascend()
+    run(debugger(task="tensor", section={"file_format": "bin"}), steps=1)
     assert "file_format: has no effect where kernels are launched one by one" in caplog.text
 
 

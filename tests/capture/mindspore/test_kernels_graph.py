@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ class Run:
         done = subprocess.run(
             [sys.executable, "-m", "tests.capture.mindspore.kernel_training", json.dumps(wanted)],
             cwd=ROOT,
+            env={name: text for name, text in os.environ.items() if "DUMP" not in name},
             capture_output=True,
             text=True,
             timeout=600,
