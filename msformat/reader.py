@@ -113,6 +113,11 @@ class Dump:
                 found.append(f"{unit.key}: {error}")
         return tuple(found)
 
+    @property
+    def tree_problems(self) -> tuple[str, ...]:
+        """What is wrong with the tree around the units, in sentences; looks into none of them."""
+        return self._problems
+
     def unit(self, key: UnitKey | str) -> Unit:
         """The unit of a key, or of a path in the dump (``step0/rank3``). It is opened when it is touched.
 
