@@ -16,6 +16,7 @@ from capture.debugger import DebuggerBase
 from capture.errors import CaptureError
 from capture.record import Recorder
 from capture.saving import Saver
+from msformat.stores.hdf5_guard import load_h5py
 from tests.capture.fake_framework import FakeFramework, FakeTensor
 from tests.capture.test_session import NoHooks
 
@@ -202,6 +203,7 @@ def test_a_custom_api_must_exist(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_said_before_the_training_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_h5py.cache_clear()  # another test may have loaded it
     monkeypatch.setitem(sys.modules, "h5py", None)
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"level": "L1", "dump_path": str(tmp_path / "d"), "storage": {"format": "hdf5"}}))
