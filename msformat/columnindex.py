@@ -1,4 +1,4 @@
-"""The columnar index beside the documents of a container: written with them, used only while it is theirs."""
+"""The columnar index beside a large document of a container: written with it, used only while it is its own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from msformat.stores.base import COLUMNS, ReadOnlyBuffer, Store
 __all__ = ["check_columns", "document_columns", "find_columns", "put_columns", "put_document_columns"]
 
 _ENTRY_DOCUMENTS = ("dump.json", "debug.json")
+# Of a smaller document the table is there in 25 ms without an index, whose making would take a training as long.
+_LEAST_DOCUMENT = 1 << 20
 
 
 def document_columns(document: DumpDocument) -> Columns:
@@ -31,7 +33,7 @@ def document_columns(document: DumpDocument) -> Columns:
 
 
 def put_document_columns(store: Store, documents: Mapping[str, ReadOnlyBuffer]) -> None:
-    """:func:`put_columns` of documents that were put before; nothing where they can have no index.
+    """:func:`put_columns` of documents that were put before; nothing where they need no index, or can have none.
 
     Raises
     ------
@@ -39,7 +41,7 @@ def put_document_columns(store: Store, documents: Mapping[str, ReadOnlyBuffer]) 
         As :meth:`msformat.stores.base.Store.put_columns`.
     """
     name = _only_document(documents) if store.keeps_columns else None
-    if name is None:
+    if name is None or len(documents[name]) < _LEAST_DOCUMENT:
         return
     try:
         columns = document_columns(DumpDocument.parse(documents[name], name))
@@ -49,7 +51,7 @@ def put_document_columns(store: Store, documents: Mapping[str, ReadOnlyBuffer]) 
 
 
 def put_columns(store: Store, name: str, data: ReadOnlyBuffer, texts: Iterable[tuple[str, bytes]]) -> None:
-    """Write the index of a document, in stores that keep one.
+    """Write the index of a large document, in stores that keep one.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def put_columns(store: Store, name: str, data: ReadOnlyBuffer, texts: Iterable[t
     StoreError
         As :meth:`msformat.stores.base.Store.put_columns`.
     """
-    if not store.keeps_columns or _only_document(store.documents()) != name:
+    if not store.keeps_columns or len(data) < _LEAST_DOCUMENT or _only_document(store.documents()) != name:
         return
     builder = ColumnBuilder()
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ from tests.small_dumps import convert_whole, tree_bytes, write_tree
 
 BACKENDS = ("hdf5", "zarr")
 SUFFIX = {"hdf5": "h5", "zarr": "zarr"}
+
+
+@pytest.fixture(autouse=True)
+def small_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that small ones have an index, too."""
+    monkeypatch.setattr("msformat.columnindex._LEAST_DOCUMENT", 0)
 
 
 def _rows(table: Table) -> list[str]:
@@ -130,6 +137,14 @@ def test_a_writer_writes_it_into_containers(tmp_path: Path, backend: str) -> Non
     assert _rows(unit.table()) == _slow(unit)
     assert len(unit.table()) == 2
     assert not _problems(str(tmp_path))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_small_document_needs_none(tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msformat.columnindex._LEAST_DOCUMENT", 1 << 20)
+    unit = msformat.open(_container(tmp_path, backend))[0, None]
+    assert unit.document(COLUMNS) is None
+    assert _rows(unit.table()) == _slow(unit)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -244,3 +259,15 @@ def test_a_table_goes_to_other_processes_and_is_cut_lazily(tmp_path: Path) -> No
         table[3]
     both = Table.concat([table, table])
     assert both.numbers("Max").tolist() == table.numbers("Max").tolist() * 2
+
+
+def test_a_forged_index_takes_no_memory(tmp_path: Path) -> None:
+    """Rows that are not there are refused before room for them is made."""
+    data = _forge(tmp_path, {"counts": np.full(3, 2**32 - 1, np.uint32)})
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            decode_columns(data)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

@@ -37,18 +37,15 @@ def write(unit: Path, backend: str, count: int = 10, **arguments: Any) -> None:
             put(writer, one)
 
 
-INDEX = "columns.safetensors"
-
-
 def documents(unit: Path, backend: str) -> dict[str, bytes]:
-    """Document bytes without msformat's stores, and without the index that containers keep."""
+    """Document bytes without msformat's stores."""
     if backend == "files":
         return {path.name: path.read_bytes() for path in unit.iterdir() if path.suffix in (".json", ".log")}
     if backend == "hdf5":
         with h5py.File(unit / "dump.h5") as file:
-            return {name: data[:].tobytes() for name, data in file["documents"].items() if name != INDEX}
+            return {name: data[:].tobytes() for name, data in file["documents"].items()}
     group = zarr.open_group(str(unit / "dump.zarr"), mode="r")["documents"]
-    return {name: group[name][:].tobytes() for name in group if name not in (INDEX, "index.json")}  # type: ignore[union-attr,index]
+    return {name: group[name][:].tobytes() for name in group if name != "index.json"}  # type: ignore[union-attr,index]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
