@@ -25,6 +25,7 @@ import numpy as np
 from msformat.cli.output import bytes_text
 from msformat.cli.tables import print_table
 from msformat.usage import disk_usage
+from tools.bench_open import bench_open
 
 Action = Callable[[], object]
 
@@ -142,31 +143,6 @@ def bench_pt(root: Path, repeats: int) -> list[Line]:
     return lines
 
 
-def bench_index(root: Path, entries: int, repeats: int) -> Line:
-    """Keys and first entry of a large dump.json, against json.load."""
-    import msformat
-
-    unit = root / "index" / "step0" / "rank"
-    unit.mkdir(parents=True)
-    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [4, 128, 256], "Max": 3.1, "Min": -3.2}
-    tensor |= {"Mean": 1e-05, "Norm": 362.0, "requires_grad": True}
-    value = {"input_args": [tensor, tensor], "input_kwargs": {}, "output": [tensor]}
-    data = {f"Functional.linear.{at}.forward": value for at in range(entries)}
-    header = {"task": "statistics", "level": "L1", "framework": "pytorch", "dump_data_dir": None}
-    path = unit / "dump.json"
-    path.write_text(json.dumps({**header, "data": data}, indent=1))
-
-    def ours() -> None:
-        with msformat.open(root / "index")[0, None] as found:
-            next(iter(found.values()))
-
-    def theirs() -> None:
-        next(iter(json.loads(path.read_bytes())["data"].values()))
-
-    size = bytes_text(path.stat().st_size)
-    return Line(f"open {entries:,} entries ({size})", *pairs(ours, theirs, repeats), "json.loads", "<= 0.1")
-
-
 def bench_convert(root: Path, repeats: int) -> list[Line]:
     """Convert with verification into each store and back, against tar and zstd of the same tree."""
     from msformat.convert import ConvertOptions, convert
@@ -228,7 +204,7 @@ def main() -> int:
         print(f"{datetime.now(tz=timezone.utc):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()},")
         print(f"numpy {np.__version__}; dump of {bytes_text(size.bytes)} in {size.files} files;", end=" ")
         print(f"medians of {repeats} pairs\n")
-        lines = [bench_import(repeats), *bench_pt(root, repeats), bench_index(root, entries, repeats)]
+        lines = [bench_import(repeats), *bench_pt(root, repeats), *bench_open(root, entries, repeats, Line, pairs)]
         lines += bench_convert(root, repeats)
     finally:
         shutil.rmtree(root)
