@@ -110,8 +110,8 @@ def _info(arguments: argparse.Namespace) -> int:
     code = for_each_unit(dump, arguments, lambda key, unit: rows.append(_describe(key, unit)))
     if not rows:
         return code
-    # A problem of a unit is one of the dump, too.
-    problems = list(dict.fromkeys([*dump.problems, *(text for row in rows for text in row.pop("problems"))]))
+    # A problem of a unit is one of the dump, too; asking the dump for them would look into every unit again.
+    problems = list(dict.fromkeys([*dump.tree_problems, *(text for row in rows for text in row.pop("problems"))]))
     total = _total([row.pop("place") for row in rows], rows)
     if arguments.json:
         print_json({"path": arguments.path, "units": rows, "total": total, "problems": problems})
