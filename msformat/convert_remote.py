@@ -29,9 +29,10 @@ from msformat.convert_unit import (
     plan_job,
     write_store,
 )
+from msformat.credentials import hide_credentials
 from msformat.destination_remote import Place
 from msformat.errors import MsformatError, StoreError
-from msformat.filesystem import RemoteFileSystem, hide_credentials, open_remote
+from msformat.filesystem import RemoteFileSystem, open_remote
 from msformat.parallel import run_all
 from msformat.plan import UnitPlan
 from msformat.stores.base import Store

@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
 from msformat.atomic import is_temporary, temporary_sibling
+from msformat.credentials import hide_credentials
 from msformat.destination import SKELETON, Destination, suffix_backend, unit_files, zarr_files
 from msformat.errors import StoreError, UnsafeInputError
-from msformat.filesystem import Item, RemoteFileSystem, hide_credentials, is_url, join, open_remote
+from msformat.filesystem import Item, RemoteFileSystem, is_url, join, open_remote
 from msformat.layout import find_units
 from msformat.stores.uploads import Uploads
 from msformat.unitfiles import MARKER, backend_of, is_marked, without_special

@@ -27,6 +27,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+from msformat.credentials import hide_credentials
+
 __all__ = [
     "BackendMissingError",
     "CorruptJournalError",
@@ -45,7 +47,10 @@ __all__ = [
 
 
 class MsformatError(Exception):
-    """Base of every error that msformat raises on purpose."""
+    """Base of every error that msformat raises on purpose. Its text shows no credentials of a URL."""
+
+    def __str__(self) -> str:
+        return hide_credentials(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By state: exceptions are otherwise remade from their message alone, and worker processes send them home.
@@ -112,7 +117,7 @@ class _NotFoundError(MsformatError, KeyError):
 
     def __str__(self) -> str:
         # KeyError would show the repr of the message.
-        return str(self.args[0])
+        return hide_credentials(str(self.args[0]))
 
 
 class TensorNotFoundError(_NotFoundError):

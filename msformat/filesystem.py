@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
+from msformat.credentials import hide_credentials
 from msformat.errors import BackendMissingError, MsformatError, StoreError, UnsafeInputError
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "Kind",
     "LocalFileSystem",
     "RemoteFileSystem",
-    "hide_credentials",
     "is_url",
     "join",
     "open_filesystem",
@@ -39,8 +39,6 @@ Kind: TypeAlias = Literal["file", "directory", "special"]
 MAP_FROM = 1 << 16
 # Directories are real there, and have to be made.
 _HIERARCHIES = {"sftp", "ssh", "smb", "ftp", "hdfs", "webhdfs", "arrow_hdfs", "dbfs"}
-_USER = re.compile(r"(?<=://)[^/@\s]*@")
-_SIGNED = re.compile(r"(?i)([?&][^=&\s]*(?:signature|credential|token|secret|password|key|sig)[^=&\s]*=)[^&\s'\"]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +89,6 @@ def is_url(location: str) -> bool:
 def join(*parts: str) -> str:
     """Join relative parts with ``/``, leaving out empty ones."""
     return "/".join(part.strip("/") for part in parts if part)
-
-
-def hide_credentials(text: str) -> str:
-    """A text for people: user and password of a URL, and what a signed URL is signed with, as ``***``."""
-    return _SIGNED.sub(r"\1***", _USER.sub("***@", text)) if "://" in text else text
 
 
 def open_filesystem(location: str, *, boundary: str | None = None) -> FileSystem:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from msformat.atomic import is_temporary
 from msformat.check import check_document, check_entry, check_header
+from msformat.cluster import shared_path
 from msformat.columnindex import check_columns
+from msformat.destination_remote import leftovers_at
 from msformat.documents import DumpDocument
 from msformat.dtypes import DType, parse_dtype
 from msformat.errors import FormatError, MsformatError
@@ -18,6 +22,7 @@ from msformat.filesystem import is_url
 from msformat.jsontext import parse_json
 from msformat.layout import UnitLocation, find_units
 from msformat.model import MISSING_GRADIENT
+from msformat.parallel import run_all
 from msformat.plan import ENTRY_DOCUMENTS, load_entries, tensor_references
 from msformat.schema import dump_header
 from msformat.stores.base import ReadOnlyBuffer, Store, StoredTensor
@@ -88,7 +93,7 @@ class VerifyReport:
         }
 
 
-def verify(path: str | os.PathLike[str], *, deep: bool = True) -> VerifyReport:
+def verify(path: str | os.PathLike[str], *, deep: bool = True, executor: Executor | None = None) -> VerifyReport:
     """Check a dump of any form.
 
     Parameters
@@ -97,15 +102,22 @@ def verify(path: str | os.PathLike[str], *, deep: bool = True) -> VerifyReport:
         As :func:`msformat.layout.find_units` takes it.
     deep
         Read every tensor, and compare it with the digests that store and document record.
+    executor
+        Checks several units at the same time (``dask.distributed``'s ``Client.get_executor()``).
 
     Raises
     ------
     StoreError, FormatError
         There is no dump.
     """
-    units, problems = find_units(path)
+    units, problems = find_units(path if executor is None else shared_path(path))
     report = VerifyReport(problems=list(problems))
-    report.units = [verify_unit(unit, deep=deep) for unit in units]
+    check = partial(verify_unit, deep=deep)
+    if executor is None:
+        report.units = [check(unit) for unit in units]
+    else:
+        calls = [(check, unit) for unit in units]
+        report.units = run_all(calls, workers=1, executor=executor, lost=lambda at, error: _unchecked(units[at], error))
     report.problems += [f"{name}: left by an unfinished run" for name in _leftovers(os.fspath(path))]
     return report
 
@@ -123,6 +135,10 @@ def verify_unit(unit: UnitLocation, *, deep: bool = True) -> UnitVerification:
     except (MsformatError, OSError) as error:
         found.problems.append(f"cannot be read: {error}")
     return found
+
+
+def _unchecked(unit: UnitLocation, error: Exception) -> UnitVerification:
+    return UnitVerification(unit.key.path, problems=[f"was not checked: {error}"])
 
 
 # --- documents -----------------------------------------------------------------------------------------------------
@@ -266,7 +282,7 @@ def _is_crc32(value: Any) -> bool:
 def _leftovers(path: str) -> list[str]:
     """Temporaries in a tree or beside a file."""
     if is_url(path):
-        return []
+        return leftovers_at(path)
     if not os.path.isdir(path):
         beside = os.path.dirname(path) or "."
         own = f".{os.path.basename(path)}."

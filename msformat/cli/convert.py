@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import bytes_text, plain, print_json, problem, seconds_text
-from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
+from msformat.cli.output import bytes_text, executor_of, plain, print_json, problem, seconds_text
+from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ _EPILOG = """examples:
   msformat convert dump/ dump.h5                    one HDF5 file with every step and rank
   msformat convert dump/ stored/ --to zarr --jobs 4 a tree with a Zarr group a unit
   msformat convert dump.h5 back/ --to files         the canonical msprobe layout again, documents byte for byte
+  msformat convert /nfs/dump s3://bucket/dump --to zarr --dask tcp://head:8786
+                                                    units on the workers of a cluster, into an object store
   msformat convert dump/ small/ --steps 0 --ranks 0-3 --filter 'Module.layers.3.*' --to files --tensors npy
 """
 
@@ -35,7 +37,9 @@ def add_commands(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("src", metavar="SRC", help=PATH_HELP)
-    parser.add_argument("dst", metavar="DST", help="a directory, or a name ending in .h5 or .zarr for a single file")
+    parser.add_argument(
+        "dst", metavar="DST", help="a directory, or a name ending in .h5 or .zarr for a single file; or a URL"
+    )
     parser.add_argument("--to", choices=("files", "hdf5", "zarr"), help="store of the result (default: by DST)")
     parser.add_argument("--tensors", choices=("npy", "pt"), help="tensor files of canonical layouts (default: as SRC)")
     parser.add_argument("--dialect", choices=("1.2", "8.1", "26"), help="write names as that msprobe version does")
@@ -53,6 +57,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("--no-links", action="store_true", help="store equal tensors in full each time")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units converted at the same time (default 1)")
+    parser.add_argument("--dask", metavar="ADDRESS", help=f"{DASK_HELP}, instead of --jobs")
     parser.add_argument("--verify", action=argparse.BooleanOptionalAction, default=True, help="read back and compare")
     parser.add_argument(
         "--resume", action="store_true", help="go on with an unfinished convert; Ctrl-C keeps whole units"
@@ -85,8 +90,9 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     show_bar = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
     began = time.monotonic()
-    with _Progress(enabled=show_bar) as progress:
-        report = convert(arguments.src, arguments.dst, options, progress=progress if show_bar else None)
+    with executor_of(arguments.dask) as executor, _Progress(enabled=show_bar) as progress:
+        shown = progress if show_bar else None
+        report = convert(arguments.src, arguments.dst, options, progress=shown, executor=executor)
     if arguments.json:
         print_json(report.as_json())
     else:

@@ -24,6 +24,7 @@ __all__ = [
     "add_commands",
     "add_unit_options",
     "for_each_unit",
+    "is_wanted",
     "nothing_matches",
     "tell_incomplete",
 ]
@@ -79,7 +80,7 @@ def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[A
         The exit code: 0 all done, 1 done in part, 2 for none. An action that returns False found nothing in its unit,
         which counts neither way.
     """
-    chosen = [key for key in dump.units if _is_wanted(key, arguments)]
+    chosen = [key for key in dump.units if is_wanted(key, arguments)]
     if not chosen:
         there = ", ".join(map(str, dump.units[:8])) + (", …" if len(dump.units) > 8 else "")
         problem(f"{arguments.path}: no unit matches; there are {there}")
@@ -96,7 +97,8 @@ def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[A
     return (1 if failed else 0) if done else 2
 
 
-def _is_wanted(key: Any, arguments: argparse.Namespace) -> bool:
+def is_wanted(key: Any, arguments: argparse.Namespace) -> bool:
+    """Whether the options ask for a unit."""
     if arguments.steps is not None and key.step not in arguments.steps:
         return False
     return arguments.ranks is None or bool({key.rank, key.rank_number} & arguments.ranks)

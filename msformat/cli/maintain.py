@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from msformat.cli.inspect import PATH_HELP, add_command
-from msformat.cli.output import bytes_text, print_json, problem
+from msformat.cli.output import bytes_text, executor_of, print_json, problem
+from msformat.cli.selectors import DASK_HELP
 from msformat.cli.tables import print_table
 from msformat.errors import MsformatError
 
@@ -24,6 +25,7 @@ def add_commands(commands: Any) -> None:
     verify = add_command(commands, "verify", "check digests, documents against tensors, missing and orphan files")
     verify.add_argument("path", metavar="PATH", help=PATH_HELP)
     verify.add_argument("--shallow", action="store_true", help="do not read the tensors' bytes")
+    verify.add_argument("--dask", metavar="ADDRESS", help=DASK_HELP)
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(run=_verify)
     recover = add_command(commands, "recover", "finish dumps whose process died, as far as their journals tell")
@@ -40,7 +42,8 @@ def add_commands(commands: Any) -> None:
 def _verify(arguments: argparse.Namespace) -> int:
     from msformat.verify import verify  # noqa: PLC0415
 
-    report = verify(arguments.path, deep=not arguments.shallow)
+    with executor_of(arguments.dask) as executor:
+        report = verify(arguments.path, deep=not arguments.shallow, executor=executor)
     if arguments.json:
         print_json(report.as_json())
         return report.exit_code

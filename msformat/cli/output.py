@@ -10,17 +10,22 @@ import sys
 import unicodedata
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from msformat.credentials import hide_credentials
+
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from rich.console import Console
 
 __all__ = [
     "bytes_text",
     "console",
     "drop",
+    "executor_of",
     "fix_encoding",
     "plain",
     "print_json",
@@ -60,7 +65,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def plain(text: str) -> str:
-    """Text with control characters (terminal escapes among them) and lone surrogates made visible."""
+    """Text with control characters (terminal escapes among them) and lone surrogates made visible, credentials not."""
+    text = hide_credentials(text)
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -82,8 +88,10 @@ def _strict(value: Any) -> Any:
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
+    if isinstance(value, str):
+        return hide_credentials(value)
     # Element types that JSON lacks (complex, bytes, longdouble): as Python spells them.
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int, float)) else str(value)
 
 
 def problem(text: str) -> None:
@@ -119,6 +127,15 @@ def spoken_warnings() -> Iterator[list[str]]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = say  # type: ignore[assignment]  # takes what it does not use as *_
         yield said
+
+
+def executor_of(address: str | None) -> AbstractContextManager[Executor | None]:
+    """The cluster that ``--dask`` names, None without one."""
+    if address is None:
+        return nullcontext()
+    from msformat.cluster import cluster_executor  # noqa: PLC0415
+
+    return cluster_executor(address)
 
 
 def bytes_text(count: int) -> str:

@@ -6,12 +6,13 @@ import argparse
 import os
 import re
 
-__all__ = ["FILTER_HELP", "LAYOUTS", "LAYOUT_HELP", "parse_name", "parse_ranks", "parse_steps"]
+__all__ = ["DASK_HELP", "FILTER_HELP", "LAYOUTS", "LAYOUT_HELP", "parse_name", "parse_ranks", "parse_steps"]
 
 FILTER_HELP = "only names that contain PATTERN, or match it as a glob (Module.*.forward.*)"
 
 # As in msformat.foreign.views, whose import would cost the command line its quick start.
 LAYOUTS = ("framework", "device")
+DASK_HELP = "run units on the dask cluster at this address (tcp://host:8786) or of this scheduler file"
 LAYOUT_HELP = "axes of tensors in kernel dumps: the framework's, or as on the device (default framework)"
 
 _MOST = 1_000_000

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from msformat.cli.inspect import add_command, add_unit_options, for_each_unit, nothing_matches, tell_incomplete
-from msformat.cli.output import print_json
-from msformat.cli.selectors import FILTER_HELP, parse_name
+from msformat.cli.inspect import (
+    add_command,
+    add_unit_options,
+    for_each_unit,
+    is_wanted,
+    nothing_matches,
+    tell_incomplete,
+)
+from msformat.cli.output import executor_of, print_json
+from msformat.cli.selectors import DASK_HELP, FILTER_HELP, parse_name
 from msformat.cli.tables import print_table
+from msformat.errors import StoreError
 
 if TYPE_CHECKING:
-    from msformat import Unit
+    from msformat import Dump, Unit
+    from msformat.unittables import TableOfUnit
 
 __all__ = ["add_commands"]
 
@@ -27,6 +37,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--bom", action="store_true", help="begin the CSV with a byte order mark, for Excel")
     parser.add_argument("--parquet", metavar="FILE", help="write Parquet (needs the extra 'table')")
     parser.add_argument("--filter", type=parse_name, default="", metavar="PATTERN", help=FILTER_HELP)
+    parser.add_argument("--dask", metavar="ADDRESS", help=DASK_HELP)
     parser.set_defaults(run=_run)
 
 
@@ -39,7 +50,17 @@ def _run(arguments: argparse.Namespace) -> int:
         tell_incomplete(unit)
         tables.append(unit.table(filter=arguments.filter or None))
 
-    code = for_each_unit(msformat.open(arguments.path, layout=arguments.layout), arguments, add_unit)
+    def add_made(key: Any, _: Unit) -> None:
+        found = made[key]
+        for text in found.warnings:
+            warnings.warn(text, stacklevel=2)
+        if found.table is None:
+            raise StoreError(found.problem)
+        tables.append(found.table)
+
+    dump = msformat.open(_path(arguments), layout=arguments.layout)
+    made = _made_on_cluster(dump, arguments) if arguments.dask else {}
+    code = for_each_unit(dump, arguments, add_made if arguments.dask else add_unit)
     if not tables:
         return code
     whole = msformat.Table.concat(tables)
@@ -53,6 +74,21 @@ def _run(arguments: argparse.Namespace) -> int:
         cells = ([_cell(name, row[name]) for name in _SHOWN] for row in whole.rows())
         print_table(_SHOWN, cells, right=_NUMBERS)
     return code if len(whole) else nothing_matches(arguments, code)
+
+
+def _path(arguments: argparse.Namespace) -> str:
+    from msformat.cluster import shared_path  # noqa: PLC0415
+
+    return shared_path(arguments.path) if arguments.dask else str(arguments.path)
+
+
+def _made_on_cluster(dump: Dump, arguments: argparse.Namespace) -> dict[Any, TableOfUnit]:
+    from msformat.unittables import tables_of_units  # noqa: PLC0415
+
+    with executor_of(arguments.dask) as executor:
+        assert executor is not None
+        units = [dump.unit(key).location for key in dump.units if is_wanted(key, arguments)]
+        return tables_of_units(units, arguments.filter or None, executor)
 
 
 def _cell(name: str, value: Any) -> Any:

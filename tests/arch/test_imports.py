@@ -20,9 +20,22 @@ HOMES = {
     "pandas": ("msformat.table",),
     "pyarrow": ("msformat.table",),
     "fsspec": ("msformat.filesystem",),
+    "distributed": ("msformat.cluster",),
     "rich": ("msformat.cli",),
 }
-DENIED = ("torch", "mindspore", "h5py", "zarr", "numcodecs", "pandas", "pyarrow", "tensorflow", "rich", "fsspec")
+DENIED = (
+    "torch",
+    "mindspore",
+    "h5py",
+    "zarr",
+    "numcodecs",
+    "pandas",
+    "pyarrow",
+    "tensorflow",
+    "rich",
+    "fsspec",
+    "distributed",
+)
 
 
 def _modules(package: str) -> dict[str, Path]:
