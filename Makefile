@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer bench lint clean
+.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -81,9 +81,12 @@ test-mindtorch: $(MINDTORCH_VENV)/.ready
 test-peer: env $(PEER_VENV)/.ready
 	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
 
-# Several minutes a tool: BENCH=--quick takes fewer steps of less.
-bench: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
-	$(BIN)/python -m tools.bench $(BENCH)
+# BENCH=--quick takes under five minutes; BENCH='--write docs/benchmarks.md' puts the tables there.
+bench: env $(PEER_VENV)/.ready
+	$(BIN)/python -m tools.bench --peer $(PEER_VENV)/bin/python $(BENCH)
+
+# Capture alone, at every level, against both releases of msprobe: an hour, or minutes with BENCH=--quick.
+bench-capture: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
 	$(BIN)/python -m tools.bench_capture --peer $(PEER_VENV)/bin/python --peer26 $(PEER26_VENV)/bin/python $(BENCH)
 
 lint: env

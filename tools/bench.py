@@ -1,23 +1,21 @@
 """``make bench``: what msformat costs, as ratios to a peer or a plain tool measured in the same run.
 
 Every line is the median of repeated pairs (ours, theirs, ours, theirs, …), so that a machine whose speed drifts does
-not decide. The dump is made on the spot: activations of a small network, tensors named several times as in a mix dump.
+not decide. The dump is a real one: a step of the GPT of tools/gpt.py as msprobe 8.1.0 writes it (tools/bench_dump.py).
+``--write docs/benchmarks.md`` puts the tables into that document.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -25,79 +23,38 @@ import numpy as np
 from msformat.cli.output import bytes_text
 from msformat.cli.tables import print_table
 from msformat.usage import disk_usage
+from tools.bench_capture import bench_peer
+from tools.bench_convert import bench_convert, bench_stages, bench_verify
+from tools.bench_dump import make_dump
+from tools.bench_lines import COLUMNS, Line, pairs
 from tools.bench_open import bench_open
+from tools.bench_read import bench_pt, bench_slices, bench_small, bench_units
+from tools.report import machine, markdown_table, replace_tables
 
-Action = Callable[[], object]
+STAGES = ("where a conversion's time goes", "s alone", "rate")
+PARTS = ("capture", "convert", "verify", "open", "read")
 
 
 @dataclass(frozen=True)
-class Line:
-    """One comparison: seconds of both, medians of pairs."""
+class Size:
+    """How much is measured."""
 
-    what: str
-    ours: float
-    theirs: float
-    peer: str
-    goal: str
-    note: str = ""
-
-    def row(self) -> tuple[object, ...]:
-        """As a row of the table."""
-        ratio = f"{self.ours / self.theirs:.2f}"
-        return (self.what, f"{self.ours * 1e3:.2f}", self.peer, f"{self.theirs * 1e3:.2f}", ratio, self.goal, self.note)
-
-
-def pairs(ours: Action, theirs: Action, repeats: int, *, before: Action = lambda: None) -> tuple[float, float]:
-    """Median seconds of both, run in turn after one warm-up."""
-    times: dict[Action, list[float]] = {ours: [], theirs: []}
-    for turn in range(repeats + 1):
-        for action, found in times.items():
-            before()
-            began = time.perf_counter()
-            action()
-            if turn:
-                found.append(time.perf_counter() - began)
-    return statistics.median(times[ours]), statistics.median(times[theirs])
+    layers: int  # of the GPT whose step is the dump
+    repeats: int
+    turns: int  # of a training under each tool
+    steps: int
+    entries: int
+    many_entries: int
+    ranks: int
+    unit_steps: int
+    large: int  # bytes of a tensor that is sliced
+    small: int  # tensors
 
 
-def make_dump(root: Path, layers: int) -> None:
-    """A canonical dump of about ``layers`` x 16 MB as msprobe would write it, with torch."""
-    import torch
-
-    torch.manual_seed(0)
-    unit = root / "step0" / "rank"
-    (unit / "dump_tensor_data").mkdir(parents=True)
-    data: dict[str, object] = {}
-
-    def saved(tensor: torch.Tensor, name: str) -> dict[str, object]:
-        torch.save(tensor.clone(), unit / "dump_tensor_data" / f"{name}.pt")
-        shape = list(tensor.shape)
-        stats = {"Max": float(tensor.max()), "Min": float(tensor.min()), "Mean": float(tensor.mean())}
-        meta = {"type": "torch.Tensor", "dtype": str(tensor.dtype), "shape": shape, **stats}
-        return {**meta, "Norm": float(tensor.norm()), "requires_grad": False, "data_name": f"{name}.pt"}
-
-    x = torch.randn(512, 1024)
-    weight = torch.randn(1024, 1024) / 32
-    for layer in range(layers):
-        y = torch.nn.functional.gelu(x @ weight) + x * 0.5
-        key = f"Functional.linear.{layer}.forward"
-        data[key] = {
-            "input_args": [saved(x, f"{key}.input.0"), saved(weight, f"{key}.input.1")],
-            "input_kwargs": {},
-            "output": [saved(y, f"{key}.output.0")],
-        }
-        key = f"Module.layers.{layer}.Linear.forward.0"
-        data[key] = {
-            "input_args": [saved(x, f"{key}.input.0")],
-            "input_kwargs": {},
-            "output": [saved(y, f"{key}.output.0")],
-            "parameters": {"weight": saved(weight, f"{key}.parameters.weight")},
-        }
-        x = y
-    header = {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": "dump_tensor_data"}
-    (unit / "dump.json").write_text(json.dumps({**header, "data": data}, indent=1))
-    (unit / "stack.json").write_text("{}")
-    (unit / "construct.json").write_text(json.dumps(dict.fromkeys(data), indent=1))
+FULL = Size(4, 5, 3, 4, 100_000, 1_000_000, 1024, 4, 2 << 30, 20_000)
+QUICK = Size(2, 1, 1, 2, 20_000, 50_000, 128, 2, 128 << 20, 4_000)
+# To try the suite itself: its figures mean nothing.
+TINY = Size(1, 1, 1, 1, 500, 1_000, 4, 2, 8 << 20, 200)
 
 
 def bench_import(repeats: int) -> Line:
@@ -112,110 +69,75 @@ def python(code: str) -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def bench_pt(root: Path, repeats: int) -> list[Line]:
-    """One tensor from a ``.pt``: small, and a row of a large one, against ``torch.load(weights_only=True)``."""
-    import torch
-
-    from msformat.stores.registry import open_store
-
-    folder = root / "pt" / "dump_tensor_data"
-    folder.mkdir(parents=True)
-    torch.save(torch.randn(8, 16), folder / "small.pt")
-    torch.save(torch.randn(4096, 4096), folder / "large.pt")
-    lines = []
-    with open_store("files", str(root / "pt")) as store:
-        for name, label in (("small", "8x16"), ("large", "64 MiB")):
-            path = folder / f"{name}.pt"
-
-            def ours(key: str = f"{name}.pt") -> object:
-                return store.get(key).numpy()
-
-            def theirs(path: Path = path) -> object:
-                return torch.load(path, weights_only=True)
-
-            lines.append(Line(f"read one .pt, {label}", *pairs(ours, theirs, repeats * 10), "torch.load", "<= 0.5"))
-        sliced = pairs(
-            lambda: store.get("large.pt")[7],
-            lambda: torch.load(folder / "large.pt", weights_only=True)[7],
-            repeats * 10,
-        )
-        lines.append(Line("read one row of it", *sliced, "torch.load", "<= 0.5"))
-    return lines
+def measure(root: Path, size: Size, parts: list[str], peer: str) -> Iterator[tuple[str, list[Line]]]:
+    """Sections of the table, each as soon as it is measured. ``root`` holds the dump."""
+    repeats = size.repeats
+    if "capture" in parts and Path(peer).exists():
+        yield "Capture", bench_peer(peer, size.turns, size.steps)
+    if "convert" in parts or "verify" in parts:
+        yield "Convert", bench_convert(root, repeats)
+    if "verify" in parts:
+        yield "Verify", bench_verify(root, repeats)
+    if "open" in parts:
+        opened = [bench_import(repeats), *bench_open(root, size.entries, repeats, Line, pairs)]
+        yield "Open", opened + bench_units(root, size.many_entries, size.ranks, size.unit_steps, repeats)
+    if "read" in parts:
+        read = [*bench_pt(root, repeats), *bench_slices(root, size.large, repeats)]
+        yield "Read", read + bench_small(root, size.small, repeats)
 
 
-def bench_convert(root: Path, repeats: int) -> list[Line]:
-    """Convert with verification into each store and back, against tar and zstd of the same tree."""
-    from msformat.convert import ConvertOptions, convert
-
-    dump, archive, out = root / "dump", root / "dump.tar.zst", root / "out"
-    first = disk_usage(dump)
-
-    def clean() -> None:
-        for path in root.iterdir():
-            if path not in (dump, archive) and path.name.startswith("out"):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def pack() -> None:
-        subprocess.run(
-            f"tar cf - -C {root} dump | zstd -q -f -1 -T0 -o {archive} && sync -f {archive}", shell=True, check=True
-        )
-
-    def unpack() -> None:
-        out.mkdir()
-        subprocess.run(f"zstd -q -d -c {archive} | tar x -C {out} && sync -f {out}", shell=True, check=True)
-
-    lines = []
-    for suffix, store in ((".h5", "HDF5"), (".zarr", "Zarr")):
-        target = out.with_suffix(suffix)
-
-        def run(target: Path = target) -> None:
-            assert convert(dump, target, ConvertOptions(jobs=2)).exit_code == 0
-
-        medians = pairs(run, pack, repeats, before=clean)
-        clean()
-        run()
-        size = disk_usage(target)
-        packed = first.bytes / archive.stat().st_size
-        note = f"{first.bytes / size.bytes:.1f}x smaller, {size.files} files; tar.zst {packed:.1f}x"
-        lines.append(Line(f"files -> {store}, verified", *medians, "tar | zstd -1 -T0", "<= 1", note))
-    stored = root / "kept.h5"
-    assert convert(dump, stored, ConvertOptions()).exit_code == 0
-
-    def export() -> None:
-        assert convert(stored, out, ConvertOptions(to="files", verify=False)).exit_code == 0
-
-    lines.append(Line("HDF5 -> files", *pairs(export, unpack, repeats, before=clean), "zstd -d | tar x", "<= 1"))
-    return lines
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    sizes = parser.add_mutually_exclusive_group()
+    sizes.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="under five minutes")
+    sizes.add_argument("--tiny", dest="size", action="store_const", const=TINY, help="to try the suite itself")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--peer", default=".venv-peer/bin/python", help="Python with msprobe 8.1.0")
+    parser.add_argument("--write", metavar="FILE", help="put the tables into this document")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
+    parser.set_defaults(size=FULL)
+    return parser.parse_args()
 
 
 def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a smaller dump and fewer repeats")
-    parser.add_argument("--json", metavar="FILE", help="also write the figures here")
-    arguments = parser.parse_args()
-    layers, entries, repeats = (12, 20_000, 3) if arguments.quick else (60, 100_000, 5)
+    """Measure, print and write."""
+    arguments = parse_arguments()
+    size: Size = arguments.size
     if not shutil.which("zstd"):
         sys.exit("make bench compares with zstd, which is not installed")
+    # Not resolved: a virtual environment's Python is a link whose own place counts.
+    peer = os.path.abspath(arguments.peer)
     root = Path(tempfile.mkdtemp(prefix="msformat-bench-"))
+    lines: list[Line] = []
     try:
-        make_dump(root / "dump", layers)
-        size = disk_usage(root / "dump")
-        print(f"{datetime.now(tz=timezone.utc):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()},")
-        print(f"numpy {np.__version__}; dump of {bytes_text(size.bytes)} in {size.files} files;", end=" ")
-        print(f"medians of {repeats} pairs\n")
-        lines = [bench_import(repeats), *bench_pt(root, repeats), *bench_open(root, entries, repeats, Line, pairs)]
-        lines += bench_convert(root, repeats)
+        writer = make_dump(root / "dump", size.layers, peer)
+        used = disk_usage(root / "dump")
+        dump = f"dump: a step of mix/tensor by {writer}, {bytes_text(used.bytes)} in {used.files} files"
+        about = f"{machine()}, numpy {np.__version__}; {dump}; medians of {size.repeats} pairs"
+        print(f"{about}\n", flush=True)
+        written = [f"{about}. Memory is that of a whole process, pages of files left out."]
+        for title, found in measure(root, size, arguments.only, peer):
+            lines += found
+            show(written, title, COLUMNS, [line.row() for line in found])
+        if "convert" in arguments.only:
+            show(written, "Profile of converting", STAGES, bench_stages(root, max(1, size.repeats // 2)))
     finally:
         shutil.rmtree(root)
-    print_table(
-        ("what", "ours ms", "against", "theirs ms", "ratio", "goal", ""),
-        [line.row() for line in lines],
-        right=("ours ms", "theirs ms", "ratio", "goal"),
-    )
+    missed = [line.what for line in lines if line.met is False]
+    print(f"goals missed: {'; '.join(missed) or 'none'}")
     if arguments.json:
         Path(arguments.json).write_text(json.dumps([vars(line) for line in lines], indent=1))
+    if arguments.write:
+        replace_tables(Path(arguments.write), "\n\n".join(written))
     return 0
+
+
+def show(written: list[str], title: str, columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
+    """Print a table now, and keep it for the document."""
+    print_table(columns, rows, title=title, right=columns[1:2])
+    sys.stdout.flush()
+    written.append(f"## {title}\n\n{markdown_table(columns, rows)}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any
 from msformat.cli.output import bytes_text
 from msformat.cli.tables import print_table
 from msformat.usage import disk_usage
+from tools.bench_lines import Line
 
 TOOLS = Path(__file__).parent
 LEVELS = ("mix", "L1", "L0")
@@ -30,6 +31,7 @@ MODES = ("statistics", "md5", "tensor")
 STORES = ("files", "hdf5", "zarr")
 # What is recorded: by 26.2.0 as it comes, or everything that 8.1.0 records.
 DEFAULT, EVERYTHING = "FOCUS", "ALL"
+_MAIN = (("statistics", ""), ("tensor", "files"), ("tensor", "hdf5"), ("tensor", "zarr"))
 OURS, PEER, PEER26 = "capture", "8.1.0", "26.2.0"
 
 
@@ -199,6 +201,30 @@ def print_idle(pythons: dict[str, str], steps: int) -> None:
     low, middle, high = (f"{each * 1e3:+.2f}" for each in result["quarters"])
     print(f"Outside of the wanted steps, start and stop called: {result['none'] * 1e3:.1f} ms a step without a tool,")
     print(f"{result['idle'] * 1e3:.1f} ms with us; difference of {steps} pairs, quartiles {low}, {middle}, {high} ms\n")
+
+
+def bench_peer(python: str, turns: int, steps: int) -> list[Line]:
+    """Lines of ``make bench``: what a step of level mix takes longer with us and with msprobe 8.1.0, in turn."""
+    ours = [Setup(OURS, "mix", mode, EVERYTHING, store) for mode, store in _MAIN]
+    peers = [Setup(PEER, "mix", mode, EVERYTHING) for mode in dict(_MAIN)]
+    found = {each: Found() for each in (Setup("none", "", ""), *ours, *peers)}
+    for _ in range(turns):
+        for each, one in found.items():
+            run(each, {PEER: python}, steps, one)
+    bare, lines = found[Setup("none", "", "")], []
+    for each in ours:
+        mine, theirs = found[each], found[Setup(PEER, "mix", each.mode, EVERYTHING)]
+        label = f"capture a step, mix {each.mode} {each.store}".rstrip()
+        wanted = f"<= {goal(each, PEER)}"
+        waits = mine.wait - bare.wait, theirs.wait - bare.wait
+        later = f"the rest is written {mine.total - mine.wait:.2f} s later"
+        note = f"bare step: {bare.wait * 1e3:.0f} ms, {bytes_text(bare.peak)}; {later}"
+        peaks = (mine.peak, theirs.peak)
+        lines.append(Line(f"{label}: the loop waits", *waits, f"msprobe {PEER}", wanted, note, peaks=peaks))
+        if each.mode == "tensor":
+            size = f"<= {bytes_goal(each, PEER)}"
+            lines.append(Line(f"{label}: bytes", mine.bytes, theirs.bytes, f"msprobe {PEER}", size, "", "MiB"))
+    return lines
 
 
 def main() -> int:

@@ -67,6 +67,23 @@ def test_plain_zarr_reads_every_dtype(tmp_path: Path, compression: str) -> None:
     assert kinds == {True, False}
 
 
+def test_20000_small_tensors_are_few_files_that_plain_zarr_reads(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((20_000, 8, 4), np.float32)
+    options = StoreOptions(durability="process")
+    with ZarrStore(str(tmp_path / "d.zarr"), mode="w", options=options) as store:
+        for number, value in enumerate(values):
+            store.put(f"Functional.linear.{number}.forward.input.0.npy", value, FLOAT32)
+    inodes = 1 + sum(1 for _ in (tmp_path / "d.zarr").rglob("*"))
+    assert inodes < 50  # as .npy files: 20,001
+    unit = zarr.open_group(tmp_path / "d.zarr", mode="r")
+    index = json.loads(unit["documents/index.json"][:].tobytes())["tensors"]
+    packs = {name: unit[name][:] for name in {place["pack"] for place in index.values()}}
+    for number in range(20_000):
+        place = index[f"Functional.linear.{number}.forward.input.0.npy"]
+        found = packs[place["pack"]][place["offset"] : place["offset"] + 128].view("f4").reshape(place["shape"])
+        assert found.tobytes() == values[number].tobytes()
+
+
 def test_plain_zarr_reads_many_chunks_and_documents(tmp_path: Path) -> None:
     bits = np.random.default_rng(0).standard_normal((3, 1700, 1001)).astype(np.float32)
     document = np.random.default_rng(1).bytes(9 << 20)
