@@ -111,7 +111,13 @@ class Framework(Protocol):
         """Whether this forward is the second one of activation checkpointing; None: dumps do not say it."""
 
     def on_gradient(self, tensor: Any, callback: Callable[[Any], None]) -> bool:
-        """Call back with the tensor's gradient; False when it takes none."""
+        """Call back with the tensor's gradient; False when it takes none.
+
+        Raises
+        ------
+        CaptureError
+            It may take one that nobody can bring; the message says why.
+        """
 
     def new_step(self) -> None:
         """Forget everything kept about tensors."""

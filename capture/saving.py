@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
 
+from capture.errors import CaptureError
 from capture.framework import Captured, Framework, Wanted
 from capture.record import EntryRecord, Recorder
 from capture.values import clean_text
@@ -55,7 +56,7 @@ class Saver:
 
     def __init__(self, framework: Framework, recorder: Recorder, config: CaptureConfig) -> None:
         self._framework = framework
-        self._problem = recorder.on_problem
+        self.problem = recorder.on_problem
         self._watch = _Watch(framework)
         watched = cast("Framework", self._watch)  # it has the four members that a recorder uses
         self._recorder = Recorder(watched, max_depth=recorder.max_depth, on_problem=recorder.on_problem)
@@ -80,7 +81,7 @@ class Saver:
             Record the gradients of its tensors too, when they come.
         """
         if not isinstance(name, str):
-            self._problem("name", "", f"save(…, name={name!r}): a name is a text; this variable is not saved")
+            self.problem("name", "", f"save(…, name={name!r}): a name is a text; this variable is not saved")
             return
         name = clean_text(name)
         with self._guarded(name):
@@ -108,7 +109,7 @@ class Saver:
                 gradients.put(path, gradient)
                 return
             text = "a gradient came after the end of its step and is lost: call step() after the backward pass"
-            self._problem("late gradient", gradients.name, text)
+            self.problem("late gradient", gradients.name, text)
 
     def record(self, value: Any, name: str, entry: EntryRecord) -> Any:
         """JSON of a value, as the task wants it."""
@@ -128,7 +129,7 @@ class Saver:
             with self._framework.quiet():
                 yield
         except Exception as error:  # noqa: BLE001 (whatever it is, the training goes on)
-            self._problem(f"save {type(error).__name__}", where, clean_text(str(error)))
+            self.problem(f"save {type(error).__name__}", where, clean_text(str(error)))
 
     def _next_key(self, name: str, records: Records) -> tuple[int, str]:
         with self._mutex:
@@ -180,8 +181,15 @@ class _Gradients:
         for path, tensor in tensors:
             # Counted first: the call back may come at once.
             self._expected += 1
-            if not framework.on_gradient(tensor, partial(self._saver.arrived, self, path)):
+            if not self._asked(framework, path, tensor):
                 self._expected -= 1
+
+    def _asked(self, framework: Framework, path: _Path, tensor: Any) -> bool:
+        try:
+            return framework.on_gradient(tensor, partial(self._saver.arrived, self, path))
+        except CaptureError as error:
+            self._saver.problem("no gradient", self.name, str(error))
+            return False
 
     def put(self, path: _Path, gradient: Any) -> None:
         """Record the gradient of the tensor in a place: the first one, or that of a later backward pass."""

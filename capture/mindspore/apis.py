@@ -13,6 +13,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from mindspore import GRAPH_MODE, get_context
+
 from capture.mindspore.distributed import CommunicationApi, PendingWorks
 from capture.mindspore.jit import JitWatch, tracing
 from capture.mindspore.primitives import PrimitiveHooks
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["ApiHooks"]
 
 _COMMUNICATION = ("Distributed", "MintDistributed")
+_GRAPH_MODE = (
+    "GRAPH_MODE: functions inside a graph are not called one by one and not recorded. set_context(mode=PYNATIVE_MODE) "
+    "records them; save and save_grad of capture.mindspore work inside a graph"
+)
 
 
 class ApiHooks:
@@ -75,6 +81,8 @@ class ApiHooks:
             return
         self._installed = True
         self._pauses = 0
+        if get_context("mode") == GRAPH_MODE:
+            self._recorder.observer.problem("graph mode", "", _GRAPH_MODE)
         for prefix, place, owner, names in self._places():
             for name in names:
                 if callable(getattr(owner, name, None)):

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mindspore._c_expression import PyNativeExecutor_
 
 from capture.mindspore.gradients import GradientGroups
-from capture.mindspore.graph import CallInputs, Clock, Edge, Tap, edge_of, inputs_of, tensors_of, walk
+from capture.mindspore.graph import (
+    NO_GRAPH,
+    SHOWS_GRAPH,
+    CallInputs,
+    Clock,
+    Edge,
+    Tap,
+    edge_of,
+    inputs_of,
+    tensors_of,
+    walk,
+)
 from capture.mindspore.passes import BackwardPasses
 
 if TYPE_CHECKING:
@@ -72,6 +83,9 @@ class CellBackwards:
     def begin(self, args: tuple[Any, ...], *, is_closed: bool = False) -> CallInputs | None:
         """A call begins with these arguments, and uses others or not; None when autograd does not look."""
         if not _executor.requires_grad():
+            return None
+        if not SHOWS_GRAPH:
+            self._observer.problem("no graph", "", NO_GRAPH)
             return None
         with self._at_work():
             if self._clock is None:

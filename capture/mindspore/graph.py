@@ -18,11 +18,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from mindspore import Tensor
-from mindspore._c_expression import PyNativeExecutor_
+from mindspore import Tensor, __version__
+from mindspore._c_expression import PyNativeExecutor_, TensorPy
 
 __all__ = [
     "LEAF_SEQUENCE",
+    "NO_GRAPH",
+    "SHOWS_GRAPH",
     "CallInputs",
     "Clock",
     "Edge",
@@ -36,6 +38,12 @@ __all__ = [
 
 LEAF_SEQUENCE = 2**64 - 1
 """Sequence number of every leaf's node."""
+SHOWS_GRAPH = hasattr(TensorPy, "_grad_node")
+"""Whether this MindSpore has such a graph to look at: 2.7.0 and earlier have none."""
+NO_GRAPH = (
+    f"MindSpore {__version__} does not show its graph of gradients, 2.7.1 and later do: gradients of inputs, outputs "
+    "and saved tensors are not recorded; all the rest is"
+)
 _MAX_DEPTH = 50
 _executor = PyNativeExecutor_.get_instance()
 _expand_as, _view = Tensor.expand_as, Tensor.view

@@ -12,7 +12,7 @@ from mindspore._c_expression import PyNativeExecutor_
 
 from capture.kernel.acl import AclDevice
 from capture.kernel.observer import KernelObserver
-from capture.mindspore.graph import CallInputs, Clock, edge_of, tensors_of, walk
+from capture.mindspore.graph import NO_GRAPH, SHOWS_GRAPH, CallInputs, Clock, edge_of, tensors_of, walk
 from capture.mindspore.wrappers import ApiRecorder
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ class KernelBackwards:
         """A call begins: what autograd makes from here on is its own. None when autograd does not look."""
         del args, is_closed
         if not _executor.requires_grad():
+            return None
+        if not SHOWS_GRAPH:
+            self._observer.problem("no graph", "", NO_GRAPH)
             return None
         with self._at_work():
             if self._clock is None:

@@ -188,7 +188,7 @@ class MindSporeFramework:
         """None: MindSpore's dumps do not say it."""
 
     def on_gradient(self, tensor: Tensor, callback: Callable[[Any], None]) -> bool:
-        """Call back with the tensor's gradient; False when it takes none."""
+        """Call back with the tensor's gradient; False when it takes none. See :class:`GradientListener`."""
         return self._gradients.on_gradient(tensor, callback)
 
     def new_step(self) -> None:

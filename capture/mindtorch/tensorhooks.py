@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore._c_expression import PyNativeExecutor_, TensorPy
 
+from capture.mindspore.graph import SHOWS_GRAPH
+
 if TYPE_CHECKING:
     from capture.observer import Observer
 
 __all__ = ["SHOWS_GRAPH", "TensorGroups", "hook", "is_inner", "records_gradients"]
-
-SHOWS_GRAPH = hasattr(TensorPy, "_grad_node")
-"""Whether this MindSpore has ``Tensor._grad_node``."""
 
 _executor = PyNativeExecutor_.get_instance()
 _register: Callable[[Any, Callable[[Any], Any]], int] = TensorPy.register_hook

@@ -15,6 +15,7 @@ import pytest
 
 import msformat
 from capture.config import load_config
+from capture.errors import CaptureError
 from capture.queue import WriteQueue
 from capture.record import EntryRecord, Recorder
 from capture.saving import Saver
@@ -379,6 +380,26 @@ def test_a_failure_costs_one_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         ("save ZeroDivisionError", "bad"), ("save ZeroDivisionError", "good_grad"),
     ]  # fmt: skip
     assert "bad.0.debug" in bench.records.end()
+
+
+def test_a_gradient_that_nobody_can_bring_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variable and the gradients of the others are there all the same."""
+    bench = Bench()
+    lost, found = leaf(1), leaf(2)
+    ask = bench.framework.on_gradient
+
+    def refuse(tensor: Any, callback: Any) -> bool:
+        if tensor is lost:
+            raise CaptureError("not in this mode")
+        return ask(tensor, callback)
+
+    monkeypatch.setattr(bench.framework, "on_gradient", refuse)
+    bench.save([lost, found])
+    found.backward(gradient(5))
+    assert bench.problems == [("no gradient", "v_grad", "not in this mode")]
+    first, second = bench.records.end()["v_grad.0.debug"]
+    assert first is None
+    assert norms(second) == 5
 
 
 def test_the_work_is_done_out_of_sight() -> None:
