@@ -44,15 +44,32 @@ def test_r080_bfloat16_in_float32_files(tmp_path: Path) -> None:
     assert (plain.dtype, plain.tobytes()) == (exact.dtype, exact.tobytes())
 
 
-def test_r080_r084_loose_files_of_a_static_graph_are_named(tmp_path: Path) -> None:
-    """They are no dump yet (see reports.md); beside one they are pointed out."""
+def test_r080_r084_loose_files_of_a_static_graph(tmp_path: Path) -> None:
+    """Both parts of a mixed run are read and converted, and their origin stays; a broken file costs itself only."""
+    exact = (np.arange(6, dtype=np.uint32) * 12345 << 16).view(np.float32).reshape(2, 3)
     loose = tmp_path / "d/graph/step0/rank0"
     loose.mkdir(parents=True)
-    np.save(loose / "z_grad_bfloat16_3.npy", np.ones(2, np.float32))
-    assert "files of save or save_grad" in run("info", loose).err
+    for name in ("x_float32_0", "bad_bfloat16_1", "cut_float32_2", "z_grad_bfloat16_3", "empty_float32_4"):
+        np.save(loose / f"{name}.npy", exact)
+    bad, cut = loose / "bad_bfloat16_1.npy", loose / "cut_float32_2.npy"
+    bad.write_bytes(bad.read_bytes().replace(b"'<f4'", b"'bf2'"))
+    cut.write_bytes(cut.read_bytes()[:-8])
+    (loose / "empty_float32_4.npy").write_bytes(b"")
     write_documents(tmp_path / "d/step0/rank0", {NET: call()}, framework="mindspore")
-    done = run("info", tmp_path / "d")
-    assert (done.code, "files of save or save_grad" in done.err, "step0/rank0" in done.out) == (1, True, True)
+    for name in ("o.h5", "o.zarr", "o"):
+        done = run("convert", tmp_path / "d", tmp_path / name)
+        assert done.code == 1
+        lines = done.err.splitlines()
+        named = ("bad_bfloat16_1.npy", "cut_float32_2.npy", "empty_float32_4.npy")
+        assert [file in line for file, line in zip(named, lines, strict=True)] == [True, True, True]
+        dump = msformat.open(tmp_path / name)
+        assert [str(key) for key in dump.units] == ["step0/rank0", "graph/step0/rank0"]
+        unit = dump[0, 0, "graph"]
+        assert list(unit) == ["x.0.debug", "z_grad.0.debug"]
+        assert unit["x.0.debug"].value.numpy().tobytes() == exact.tobytes()
+        tensor = unit["z_grad.0.debug"].value
+        assert (tensor.dtype_name, tensor.numpy().dtype.name) == ("BFloat16", "bfloat16")
+        assert np.array_equal(tensor.numpy().astype(np.float32), exact)
 
 
 def test_r081_a_cut_file_and_an_empty_one(tmp_path: Path) -> None:
