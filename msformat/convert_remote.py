@@ -53,6 +53,7 @@ def convert_remote_unit(job: UnitJob, progress: Progress | None = None) -> UnitR
             place = Place(job.destination.unit_directory(job.key.path))
             if place.is_finished and not job.overwrite:
                 return already_there(job, plan, place.url)
+            place.discard_leftovers()
             write = _write_hdf5 if job.destination.backend == "hdf5" else _write_objects
             report = write(job, source, plan, place, progress)
     except (MsformatError, OSError) as error:
@@ -83,7 +84,7 @@ def _write_hdf5(job: UnitJob, source: Store, plan: UnitPlan, place: Place, progr
     with _scratch() as folder:
         local = str(Path(folder) / "dump.h5")
         report = write_store(job, source, plan, local, "", progress)
-        if place.is_finished:
+        if place.is_finished or place.is_marked:
             with place.claimed(plan.documents, replacing=True):
                 _upload(local, place.fs, "dump.h5", verify=job.verify)
         else:
@@ -115,6 +116,7 @@ def convert_remote_single(
         if not jobs[0].overwrite:
             where = hide_credentials(destination.path)
             raise StoreError(f"{where}: holds something else than {jobs[0].source.location}; --overwrite replaces it")
+    place.discard_leftovers()
     if destination.backend == "hdf5":
         return _one_file(jobs, destination.path, progress)
     if not exists:
@@ -228,8 +230,7 @@ def _scratch() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _temporary(place: Place) -> Iterator[str]:
-    """URL of a temporary prefix, which is cleared in the end; those that died earlier are cleared first."""
-    place.discard_leftovers()
+    """URL of a temporary prefix, which is cleared in the end."""
     beside = place.temporary()
     try:
         yield beside

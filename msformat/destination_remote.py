@@ -140,6 +140,8 @@ class Place:
     ----------
     is_finished
         A unit stands there and no marker beside it.
+    is_marked
+        A conversion writes there, or died.
     """
 
     def __init__(self, url: str, *, zarr: bool = False) -> None:
@@ -148,6 +150,7 @@ class Place:
         self.fs = open_remote(url)
         items = _items(self.fs, "")
         self._markers = [item.name for item in items if is_temporary(item.name) and item.name.startswith(MARKER)]
+        self.is_marked = bool(self._markers)
         is_zarr = any(item.name == "zarr.json" for item in items)
         self.is_finished = not self._markers and (is_zarr or backend_of(without_special(items)) is not None)
 
@@ -228,12 +231,21 @@ class Place:
         self._remove(self.fs.files())
 
     def replace_by(self, temporary: str, documents: Iterable[str] = ()) -> None:
-        """Put what is whole below another prefix here, in place of what is ours; documents come last."""
+        """Put what is whole below another prefix here, in place of what is ours; documents come last.
+
+        Raises
+        ------
+        StoreError
+            Somebody removed what lay there.
+        """
+        whole = sorted(Place(temporary).fs.files(), key=_when)
+        if not whole:
+            raise StoreError(f"{hide_credentials(temporary)}: another conversion removed this")
         above, _, name = self.url.rpartition("/")
         parent = open_remote(above)
         inside = temporary.rpartition("/")[2]
         with self.claimed(documents, replacing=True), contextlib.closing(Uploads(parent)) as uploads:
-            for found in sorted(Place(temporary).fs.files(), key=_when):
+            for found in whole:
                 if _when(found)[0]:
                     uploads.drain()
                 uploads.copy(f"{inside}/{found}", f"{name}/{found}")

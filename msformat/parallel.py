@@ -2,7 +2,7 @@
 
 A worker may die (out of memory, a machine that is switched off). What it was at is called again: by processes of our
 own twice with the others and then alone, so that only a call that kills its own worker is given up; on a cluster as
-often as its scheduler allows.
+often as its scheduler allows, and then as often once more alone.
 """
 
 from __future__ import annotations
@@ -102,10 +102,15 @@ class _Run(Generic[Result]):
         return sorted(died)
 
     def on_cluster(self, executor: Executor, lost: Callable[[int, StoreError], Result]) -> None:
-        futures: dict[Future[Result], int] = {}
-        for number, call in enumerate(self.calls):
-            futures[executor.submit(*call)] = number
-        for number, future in _each(futures):
+        # The scheduler blames whatever was on a worker that died: what it gives up is tried once more, alone.
+        for number in self._ask(executor, range(len(self.calls))):
+            if self._ask(executor, [number]):
+                self._put(number, lost(number, StoreError(_DIED)))
+
+    def _ask(self, executor: Executor, numbers: Sequence[int]) -> list[int]:
+        """Numbers of the calls that the scheduler gave up."""
+        died: list[int] = []
+        for number, future in _each({executor.submit(*self.calls[number]): number for number in numbers}):
             try:
                 result = future.result()
             except CancelledError as error:
@@ -113,8 +118,10 @@ class _Run(Generic[Result]):
             except Exception as error:
                 if not _is_of_cluster(error):
                     raise
-                result = lost(number, StoreError(f"its worker died each time: {error}"))
+                died.append(number)
+                continue
             self._put(number, result)
+        return sorted(died)
 
     def _put(self, number: int, result: Result) -> None:
         self.results[number] = result

@@ -43,9 +43,13 @@ def served(what: str) -> Iterator[str]:
 
 
 def _serve_cluster() -> None:
+    import dask
     import distributed
 
-    # A worker that dies is called dead at once, and may die more often than tests make it.
+    # Two dead workers are enough to give a unit up.
+    dask.config.set({"distributed.scheduler.allowed-failures": 1})
+    # LocalCluster takes workers for gone for good that are not back by then.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1h"})
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         _until_told(cluster.scheduler_address)
 

@@ -79,3 +79,14 @@ sys.exit(main(["convert", sys.argv[1], sys.argv[2]]))
     assert missing in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_dask_is_named_with_its_extra(golden: Callable[[str], Path]) -> None:
+    code = """
+from msformat.cli import main
+sys.exit(main(["verify", sys.argv[1], "--dask", "tcp://127.0.0.1:8786"]))
+"""
+    done = run(code, golden("torch_8.1.0_L0_tensor"))
+    assert done.returncode == 2
+    assert "msformat[dask]" in done.stderr
+    assert "Traceback" not in done.stderr
