@@ -5,6 +5,6 @@ what a file says                                    ``wire``, ``header``, ``nano
 where blocks lie, and what they mean                ``placing``, ``elements``, ``enums``, ``device_layout``, ``tensors``
 what names, directories and tables say              ``filenames``, ``places``, ``tables``, ``side_files``
 how files become kernels, and kernels a document    ``pieces``, ``kernels``, ``slices``, ``atb_operators``,
-                                                    ``overflow``, ``collect``, ``store``
+                                                    ``arguments``, ``overflow``, ``collect``, ``store``
 ==================================================  ===================================================================
 """

@@ -13,7 +13,7 @@ __all__ = ["ATB_MAGIC", "read_atb_file"]
 
 ATB_MAGIC = b"$Version="
 _END = b"$End=1\n"
-_MOST_HEADER = 1 << 16
+_USUAL_HEADER, _MOST_HEADER = 1 << 10, 1 << 16
 _MOST_RECORDS = 10_000
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
@@ -29,7 +29,7 @@ def read_atb_file(fs: FileSystem, path: str, size: int, source: str) -> list[Rec
     records: list[Record] = []
     at = 0
     while at < size:
-        head = fs.read(path, at, min(_MOST_HEADER, size - at))
+        head = _head(fs, path, at, size)
         if records and (not head.startswith(ATB_MAGIC) or len(records) >= _MOST_RECORDS):
             text = f"{source}: {size - at} bytes behind the last tensor are left over"
             records[-1] = _with_doubt(records[-1], Doubt(DoubtName.left_over, text))
@@ -37,7 +37,18 @@ def read_atb_file(fs: FileSystem, path: str, size: int, source: str) -> list[Rec
         record, length = _parse(head, at, size, source)
         records.append(record)
         at += length
+        if at > size:
+            text = f"{source}: $Object.Length reaches {at - size} bytes beyond the end of the file"
+            records[-1] = _with_doubt(record, Doubt(DoubtName.left_over, text))
     return records
+
+
+def _head(fs: FileSystem, path: str, at: int, size: int) -> bytes:
+    """The text in front of a tensor; little more than that is read, as a file may hold thousands."""
+    head = fs.read(path, at, min(_USUAL_HEADER, size - at))
+    if _END not in head and len(head) == _USUAL_HEADER:
+        head = fs.read(path, at, min(_MOST_HEADER, size - at))
+    return head
 
 
 def _with_doubt(record: Record, doubt: Doubt) -> Record:

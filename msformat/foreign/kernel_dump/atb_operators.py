@@ -7,21 +7,20 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from msformat.filesystem import FileSystem, Item, join
+from msformat.foreign.kernel_dump.arguments import Arguments
 from msformat.foreign.kernel_dump.binary import read_records
 from msformat.foreign.kernel_dump.kernels import Kernel
 from msformat.foreign.kernel_dump.pieces import Piece, block_piece
 from msformat.foreign.kernel_dump.places import Place
 from msformat.foreign.kernel_dump.record import Block, Doubt, DoubtName, Record
-from msformat.jsontext import parse_json
 
 __all__ = ["AtbFile", "atb_kernels", "read_atb_files"]
 
 _FILE = re.compile(r"(in|out)tensor([0-9]{1,6})\.bin")
 _PARAMETERS = "op_param.json"
-_MOST_PARAMETERS = 1 << 20
 # The usual places of a tensor; others keep the moment in the name of their slot.
 _SLOTS = {("in", "before"): "input", ("out", "after"): "output"}
-_BAD_FILE = (OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+_BAD_FILE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError)
 
 
 class AtbFile(NamedTuple):
@@ -60,9 +59,10 @@ class AtbFile(NamedTuple):
 
 
 class _Failures(Protocol):
-    """Where refused files are noted."""
+    """Where refused files, and doubts, are noted."""
 
     files: int
+    doubts: list[Doubt]
 
     def failed(self, error: BaseException, source: str) -> None:
         """Note one."""
@@ -90,20 +90,35 @@ def read_atb_files(fs: FileSystem, place: Place, items: Sequence[Item], failures
             yield AtbFile(path, tuple(operation), moment, item.name, run, record)
 
 
-def atb_kernels(fs: FileSystem, files: Sequence[AtbFile], doubts: list[Doubt], *, device: bool) -> Iterator[Kernel]:
+def atb_kernels(
+    fs: FileSystem, files: Sequence[AtbFile], found: _Failures, arguments: Arguments, *, device: bool
+) -> Iterator[Kernel]:
     """A kernel for each operation and run."""
+    named = _by_alias(files)
     groups: dict[tuple[tuple[str, ...], int], list[AtbFile]] = {}
     for file in files:
         groups.setdefault((file.operation, file.run), []).append(file)
     for at, ((operation, _), group) in enumerate(groups.items()):
-        kernel = Kernel(".".join(operation) or "atb", at, _facts(fs, operation, group[0]))
+        kernel = Kernel(".".join(operation) or "atb", at, _facts(fs, operation, group[0], found, arguments))
         for file in group:
-            doubts += file.record.doubts
-            kernel.add(_piece(fs, file, files, device=device))
+            found.doubts += file.record.doubts
+            kernel.add(_piece(fs, file, named.get(file.record.alias, ()), device=device))
         yield kernel
 
 
-def _facts(fs: FileSystem, operation: tuple[str, ...], file: AtbFile) -> dict[str, object]:
+def _by_alias(files: Sequence[AtbFile]) -> dict[str, list[AtbFile]]:
+    """Files with data by the names ``{id}_{Layer}_{file name}`` that aliases call them."""
+    named: dict[str, list[AtbFile]] = {}
+    for file in files:
+        if not file.record.alias:
+            for part in set(file.operation):
+                named.setdefault(f"{part}_{file.name}", []).append(file)
+    return named
+
+
+def _facts(
+    fs: FileSystem, operation: tuple[str, ...], file: AtbFile, found: _Failures, arguments: Arguments
+) -> dict[str, object]:
     facts: dict[str, object] = {
         "op_type": operation[-1].partition("_")[2] if operation else "",
         "op_name": "/".join(operation),
@@ -112,11 +127,11 @@ def _facts(fs: FileSystem, operation: tuple[str, ...], file: AtbFile) -> dict[st
     }
     directory = file.path.rpartition("/")[0].rpartition("/")[0]
     path = join(directory, _PARAMETERS)
-    if directory and fs.kind(path) == "file" and fs.size(path) <= _MOST_PARAMETERS:
+    if directory and fs.kind(path) == "file":
         try:
-            facts["arguments"] = parse_json(fs.read(path), fs.describe(path))
-        except _BAD_FILE:
-            facts["arguments"] = None
+            facts["arguments"] = arguments.read(path)
+        except _BAD_FILE as error:
+            found.failed(error, fs.describe(path))
     return facts
 
 
@@ -142,15 +157,9 @@ def _piece(fs: FileSystem, file: AtbFile, files: Sequence[AtbFile], *, device: b
 
 
 def _original(file: AtbFile, files: Sequence[AtbFile]) -> AtbFile | None:
-    """The file that an alias ``{id}_{Layer}_{file name}`` names, if only one can be meant."""
-    alias, block = file.record.alias, file.block
-    fitting = [
-        other
-        for other in files
-        if not other.record.alias
-        and (other.block.type_name, other.block.shape) == (block.type_name, block.shape)
-        and alias in {f"{part}_{other.name}" for part in other.operation}
-    ]
+    """Of the files that its alias names the one that is meant, if only one can be."""
+    block = file.block
+    fitting = [other for other in files if (other.block.type_name, other.block.shape) == (block.type_name, block.shape)]
     same_run = [other for other in fitting if other.run == file.run] or fitting
     shallow = min((len(other.operation) for other in same_run), default=0)
     best = [other for other in same_run if len(other.operation) == shallow]

@@ -19,8 +19,10 @@ _PREFIX = 8
 _LONGEST_HEADER = (1 << 31) - 1
 _FIRST_READ = 1 << 14
 # From here on a header is mapped, not read.
-_MAP_FROM = 1 << 20
+_MAP_FROM = 64 << 20
 _MOST_RECORDS = 10_000
+# In all records of a file: two bytes of header make a kilobyte of objects.
+_MOST_BLOCKS = 200_000
 _FIRST_FIELD = 0x0A
 
 
@@ -43,7 +45,7 @@ def read_records(fs: FileSystem, path: str, size: int | None = None) -> list[Rec
     size = fs.size(path) if size is None else size
     if size < _PREFIX:
         raise FormatError(f"{source}: has only {size} bytes, no kernel dump is shorter than 9")
-    head = memoryview(fs.read(path, 0, min(size, _FIRST_READ)))
+    head = _window(fs, path, 0, min(size, _FIRST_READ), memoryview(b""))
     if bytes(head[: len(ATB_MAGIC)]) == ATB_MAGIC:
         return read_atb_file(fs, path, size, source)
     if not 1 <= _length(head) <= min(size - _PREFIX, _LONGEST_HEADER):
@@ -60,8 +62,12 @@ def _window(fs: FileSystem, path: str, start: int, length: int, head: memoryview
     if start + length <= len(head):
         return head[start : start + length]
     if length > _MAP_FROM and isinstance(fs, LocalFileSystem):
-        return memoryview(fs.map(path))[start : start + length]
-    return memoryview(fs.read(path, start, length))
+        found = memoryview(fs.map(path))[start : start + length]
+    else:
+        found = memoryview(fs.read(path, start, length))
+    if len(found) < length:
+        raise FormatError(f"{fs.describe(path)}: became shorter while it was read")
+    return found
 
 
 def _version_1(fs: FileSystem, path: str, size: int, head: memoryview, source: str) -> Record:
@@ -80,7 +86,7 @@ def _version_1(fs: FileSystem, path: str, size: int, head: memoryview, source: s
 def _prefixed(fs: FileSystem, path: str, size: int, head: memoryview, source: str) -> list[Record]:
     """Length, header, data: version 2 and nano. A record that follows was appended by a second dump."""
     records: list[Record] = []
-    at = 0
+    at = blocks = 0
     while at < size:
         try:
             record, end = _record(fs, path, at, size, head if at == 0 else memoryview(b""), source)
@@ -89,7 +95,8 @@ def _prefixed(fs: FileSystem, path: str, size: int, head: memoryview, source: st
                 raise
             records[-1] = _left_over(records[-1], at, size, source)
             break
-        if len(records) >= _MOST_RECORDS:
+        blocks += len(record.blocks)
+        if len(records) >= _MOST_RECORDS or (records and blocks > _MOST_BLOCKS):
             records[-1] = _left_over(records[-1], at, size, source)
             break
         records.append(record)

@@ -5,12 +5,15 @@ One bad tensor leaves the others of its file, one bad file the others of its dir
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from msformat.errors import FormatError
 from msformat.filesystem import FileSystem, Item, join
+from msformat.foreign.kernel_dump.arguments import Arguments
 from msformat.foreign.kernel_dump.atb_operators import AtbFile, atb_kernels, read_atb_files
 from msformat.foreign.kernel_dump.binary import read_records
 from msformat.foreign.kernel_dump.filenames import KernelName, parse_kernel_name
@@ -22,13 +25,14 @@ from msformat.foreign.kernel_dump.record import Doubt, DoubtName, Record
 from msformat.foreign.kernel_dump.side_files import SideFiles, read_side_files
 from msformat.foreign.kernel_dump.slices import join_slices
 from msformat.foreign.kernel_dump.tables import StatisticRow
-from msformat.jsontext import parse_json
 from msformat.names import natural_key
 
 __all__ = ["BAD_FILE", "Collected", "collect"]
 
 # What a bad file can raise on its way through a reader.
-BAD_FILE = (OSError, ValueError, TypeError, KeyError, OverflowError, MemoryError)
+BAD_FILE = (OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError, RecursionError, struct.error)
+# Headers of two bytes a tensor must not fill the memory, in however many files.
+_MOST_TENSORS = 2_000_000
 _OVERFLOW_BYTES = 2048
 _SLOT_ORDER = {"input": 0, "output": 1}
 
@@ -51,6 +55,8 @@ class Collected:
         Whose dump it is.
     files
         Kernel files there were, and how many of them could not be read.
+    blocks
+        Tensors in headers.
     """
 
     entries: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -60,6 +66,7 @@ class Collected:
     framework: str = "pytorch"
     files: int = 0
     unreadable: int = 0
+    blocks: int = 0
 
     def failed(self, error: BaseException, source: str) -> None:
         """Note a file that was refused."""
@@ -79,20 +86,31 @@ def collect(fs: FileSystem, places: Iterable[Place], *, device: bool) -> Collect
         Leave tensors in the layout of the device.
     """
     found = Collected()
+    arguments = Arguments(fs)
     kernels: list[Kernel] = []
     atb: list[AtbFile] = []
     for place in places:
         found.framework = place.framework
         side = read_side_files(fs, place)
         found.doubts += side.doubts
-        for name, path in side.documents.items():
-            found.documents.setdefault(name, path)
-        kernels += _Reader(fs, place, side, found, device=device).kernels()
+        found.doubts += _doubt_documents(fs, found.documents, side.documents)
+        found.documents = {**side.documents, **found.documents}
+        kernels += _Reader(fs, place, side, found, arguments, device=device).kernels()
         atb += read_atb_files(fs, place, side.atb_files, found)
-    kernels += atb_kernels(fs, atb, found.doubts, device=device)
+    kernels += atb_kernels(fs, atb, found, arguments, device=device)
+    if arguments.is_full:
+        text = f"{fs.describe('')}: there are more arguments of kernels than fit into a document: some are left out"
+        found.doubts.append(Doubt(DoubtName.bad_table, text))
     kernels.sort(key=lambda kernel: (kernel.stamp, natural_key(kernel.stem)))
     _enter(found, kernels)
     return found
+
+
+def _doubt_documents(fs: FileSystem, known: dict[str, str], new: dict[str, str]) -> Iterator[Doubt]:
+    """A unit has one document of a name; of tables the rows are taken all the same."""
+    for name in known.keys() & new.keys():
+        text = f"{fs.describe(new[name])}: is not kept, because {fs.describe(known[name])} is"
+        yield Doubt(DoubtName.left_alone, text)
 
 
 def _enter(found: Collected, kernels: Iterable[Kernel]) -> None:
@@ -119,8 +137,11 @@ def _enter_tensor(found: Collected, key: str, piece: Piece, opener: Opener) -> N
 class _Reader:
     """Kernels of one directory."""
 
-    def __init__(self, fs: FileSystem, place: Place, side: SideFiles, found: Collected, *, device: bool) -> None:
+    def __init__(
+        self, fs: FileSystem, place: Place, side: SideFiles, found: Collected, arguments: Arguments, *, device: bool
+    ) -> None:
         self.fs = fs
+        self.arguments = arguments
         self.place = place
         self.side = side
         self.found = found
@@ -206,6 +227,7 @@ class _Reader:
         path = self._path(item)
         try:
             records = read_records(self.fs, path, item.size)
+            self._count(path, records)
             made = [self._kernel(path, name, record) for record in records]
         except BAD_FILE as error:
             self._failed(error, path)
@@ -214,6 +236,12 @@ class _Reader:
             slices += [(name, record, path) for record in records]
             return
         yield from made
+
+    def _count(self, path: str, records: list[Record]) -> None:
+        more = sum(len(record.blocks) for record in records)
+        if self.found.blocks + more > _MOST_TENSORS:
+            raise FormatError(f"{self.fs.describe(path)}: the unit has more than {_MOST_TENSORS} tensors without it")
+        self.found.blocks += more
 
     def _kernel(self, path: str, name: KernelName, record: Record) -> Kernel:
         self.found.doubts += record.doubts
@@ -241,7 +269,7 @@ class _Reader:
         path = self.side.arguments.get(f"{kernel.facts.get('op_type')}.{kernel.facts.get('op_name')}")
         if path is not None:
             try:
-                kernel.facts["arguments"] = parse_json(self.fs.read(path), self.fs.describe(path))
+                kernel.facts["arguments"] = self.arguments.read(path)
             except BAD_FILE as error:
                 self._failed(error, path)
 

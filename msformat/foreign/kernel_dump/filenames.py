@@ -23,12 +23,12 @@ _TENSOR = (
 )
 _FORMS = (
     re.compile(rf"exception_info\.(?P<stream_id>{_N})\.(?P<task_id>{_N})\.(?P<timestamp>[0-9]{{17}})"),
-    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<stream_id>{_N})\.{_STAMP}{_TAIL}"),
-    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<timestamp>[0-9]{{9,20}})"),
+    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<stream_id>{_N})\.{_STAMP}{_TAIL}", re.DOTALL),
+    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<timestamp>[0-9]{{9,20}})", re.DOTALL),
 )
 _TENSOR_FORMS = (
-    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<stream_id>{_N})\.{_STAMP}{_TAIL}{_TENSOR}"),
-    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<timestamp>[0-9]{{9,20}}){_TENSOR}"),
+    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<stream_id>{_N})\.{_STAMP}{_TAIL}{_TENSOR}", re.DOTALL),
+    re.compile(rf"{_T}\.(?P<task_id>{_N})\.(?P<timestamp>[0-9]{{9,20}}){_TENSOR}", re.DOTALL),
 )
 # Reference data of Caffe and TensorFlow models.
 _REFERENCE = re.compile(r"(?P<op_name>[^.]+)\.(?P<index>[0-9]{1,6})\.(?P<timestamp>[0-9]{9,20})(?P<suffix>\.npy)")

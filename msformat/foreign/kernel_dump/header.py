@@ -8,13 +8,15 @@ from typing import Any, NamedTuple, TypeAlias
 from msformat.errors import FormatError
 from msformat.foreign.kernel_dump.enums import format_name, proto_type_name
 from msformat.foreign.kernel_dump.record import Block, Record
-from msformat.foreign.kernel_dump.wire import WireField, packed_numbers, read_fields, signed32
+from msformat.foreign.kernel_dump.wire import Origin, WireField, packed_numbers, read_fields, signed32
 
 __all__ = ["Message", "parse_dump_data"]
 
 # No operator has as many; a header of two bytes a tensor must not become gigabytes of objects.
 _MOST_BLOCKS = 100_000
 _MOST_DIMS = 64
+# The log of an exception dump is the longest there is.
+_LONGEST_TEXT = 16 << 20
 _VARINT, _BYTES = 0, 2
 
 Values: TypeAlias = "dict[str, Any]"
@@ -68,11 +70,12 @@ def parse_dump_data(buffer: memoryview, start: int, end: int, source: str, *, fa
     FormatError
         It is none, or claims to hold absurdly many tensors.
     """
-    values = _decode(buffer, start, end, _DUMP_DATA, source)
+    origin = Origin(source)
+    values = _decode(buffer, start, end, _DUMP_DATA, origin)
     parts = [
-        _block(buffer, slot, index, span, source) for slot in _SLOTS for index, span in enumerate(values.get(slot, ()))
+        _block(buffer, slot, index, span, origin) for slot in _SLOTS for index, span in enumerate(values.get(slot, ()))
     ]
-    attrs = [_decode(buffer, span[0], span[1], _ATTR, source) for span in values.get("attr", ())]
+    attrs = [_decode(buffer, span[0], span[1], _ATTR, origin) for span in values.get("attr", ())]
     record = Record(
         family,
         tuple(block for block, _ in parts),
@@ -85,7 +88,7 @@ def parse_dump_data(buffer: memoryview, start: int, end: int, source: str, *, fa
     return Message(record, tuple(inline for _, inline in parts))
 
 
-def _decode(buffer: memoryview, start: int, end: int, names: Mapping[int, str], source: str) -> Values:
+def _decode(buffer: memoryview, start: int, end: int, names: Mapping[int, str], source: Origin) -> Values:
     """Known fields of a message by name; the last of several counts, messages are collected."""
     values: Values = {}
     count = 0
@@ -103,11 +106,13 @@ def _decode(buffer: memoryview, start: int, end: int, names: Mapping[int, str], 
     return values
 
 
-def _text(buffer: memoryview, field: WireField, source: str) -> str:  # noqa: ARG001 (all readers take the same)
+def _text(buffer: memoryview, field: WireField, source: Origin) -> str:
+    if field.value > _LONGEST_TEXT:
+        raise FormatError(f"{source}: a text of {field.value} bytes in the header")
     return bytes(buffer[field.start : field.end]).decode("utf-8", "backslashreplace")
 
 
-def _shape(buffer: memoryview, field: WireField, source: str) -> tuple[int, ...]:
+def _shape(buffer: memoryview, field: WireField, source: Origin) -> tuple[int, ...]:
     dims: list[int] = []
     for inner in read_fields(buffer, field.start, field.end, source):
         if inner.number == 1:
@@ -117,7 +122,7 @@ def _shape(buffer: memoryview, field: WireField, source: str) -> tuple[int, ...]
     return tuple(dims)
 
 
-_READERS: dict[str, Callable[[memoryview, WireField, str], Any]] = {
+_READERS: dict[str, Callable[[memoryview, WireField, Origin], Any]] = {
     "n": lambda _, field, __: field.value,
     "i": lambda _, field, __: signed32(field.value),
     "t": _text,
@@ -127,7 +132,7 @@ _READERS: dict[str, Callable[[memoryview, WireField, str], Any]] = {
 
 
 def _block(
-    buffer: memoryview, slot: str, index: int, span: tuple[int, int], source: str
+    buffer: memoryview, slot: str, index: int, span: tuple[int, int], source: Origin
 ) -> tuple[Block, tuple[int, int]]:
     values = _decode(buffer, span[0], span[1], _SLOTS[slot], source)
     inline: tuple[int, int] = values.pop("data", (0, 0))
@@ -150,11 +155,11 @@ def _block(
     return block, inline
 
 
-def _original_op(buffer: memoryview, spans: list[tuple[int, int]] | tuple[()], source: str) -> Values:
+def _original_op(buffer: memoryview, spans: list[tuple[int, int]] | tuple[()], source: Origin) -> Values:
     return _decode(buffer, spans[-1][0], spans[-1][1], _ORIGINAL_OP, source) if spans else {}
 
 
-def _extra(buffer: memoryview, values: Values, original: Values, source: str) -> Iterator[tuple[str, Any]]:
+def _extra(buffer: memoryview, values: Values, original: Values, source: Origin) -> Iterator[tuple[str, Any]]:
     """What is left of a block's message, in words."""
     ranges = [_decode(buffer, span[0], span[1], _DIM_RANGE, source) for span in values.pop("dim_range", ())]
     if ranges:

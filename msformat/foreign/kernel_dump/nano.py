@@ -44,10 +44,13 @@ def parse_nano_head(buffer: memoryview, source: str) -> Record:
     if magic != NANO_MAGIC:
         raise FormatError(f"{source}: no head of a nano dump")
     blocks: list[Block] = []
+    counts = {"input": 0, "output": 0}
     for span in _spans(buffer, _TLV.size, len(buffer), source):
         if span.tag in (_INPUTS, _OUTPUTS):
             slot = "input" if span.tag == _INPUTS else "output"
-            blocks += _tensors(buffer, span, slot, sum(block.slot == slot for block in blocks), source)
+            found = list(_tensors(buffer, span, slot, counts[slot], source))
+            counts[slot] += len(found)
+            blocks += found
     blocks.sort(key=lambda block: block.slot != "input")
     return Record("nano", tuple(blocks), version=str(version))
 

@@ -132,7 +132,8 @@ def _file_key(fs: FileSystem, path: str, key: UnitKey) -> UnitKey:
 
 def _unit(places: Sequence[Place], key: UnitKey) -> ForeignUnit:
     """One unit at the deepest directory that has all its files; with a group where others lie below it, too."""
-    own = [place.path for place in places if place.key == key]
+    # Parameters of ATB operations lie above their tensors.
+    own = [place.path.removesuffix(place.names.get("layer", "")) for place in places if place.key == key]
     common = _common(own)
     others = any(place.key != key and _is_below(place.path, common) for place in places)
     return ForeignUnit(key, common, key.path if others else "")
@@ -174,21 +175,35 @@ def scan(
     """
     said = doubts if doubts is not None else []
     pending: list[tuple[str, int]] = [(path, 0)]
+    entered: set[tuple[int, int]] = set()
     seen = 0
-    while pending and seen < _MOST_DIRECTORIES:
+    while pending:
         here, depth = pending.pop()
         place = _placed(fs, here, key, ())
         if only is not None and place.family != "plain" and place.key != only:
             continue
+        if seen >= _MOST_DIRECTORIES:
+            said.append(
+                Doubt(DoubtName.no_regular_file, f"{fs.describe(path)}: not all below {seen} directories is read")
+            )
+            return
         seen += 1
+        identity = fs.identity(here)
+        if identity is not None and identity in entered:
+            text = f"{fs.describe(here)}: is another name of a directory that was read already"
+            said.append(Doubt(DoubtName.left_alone, text))
+            continue  # links that lead back up would make the tree endless
+        entered |= {identity} if identity is not None else set()
         listed = list(items) if items is not None and depth == 0 else _listed(fs, here, said)
         files = tuple(item for item in listed if item.kind == "file")
         said += _doubt_special(fs, here, listed)
         if _holds_kernels(files):
             yield _placed(fs, here, key, files)
-        if depth < _MOST_DEPTH:
-            folders = [item.name for item in listed if item.kind == "directory" and _is_entered(fs, here, item.name)]
-            pending.extend((join(here, name), depth + 1) for name in sorted(folders, key=natural_key, reverse=True))
+        folders = [item.name for item in listed if item.kind == "directory"]
+        inside = [name for name in folders if depth < _MOST_DEPTH and _is_entered(fs, here, name)]
+        pending.extend((join(here, name), depth + 1) for name in sorted(inside, key=natural_key, reverse=True))
+        if place.family != "plain" or _holds_kernels(files):
+            said += _doubt_folders(fs, here, sorted(set(folders).difference(inside), key=natural_key))
 
 
 def _listed(fs: FileSystem, path: str, doubts: list[Doubt]) -> list[Item]:
@@ -197,6 +212,13 @@ def _listed(fs: FileSystem, path: str, doubts: list[Doubt]) -> list[Item]:
     except (OSError, UnsafeInputError) as error:
         doubts.append(Doubt(DoubtName.no_regular_file, f"{fs.describe(path)}: cannot be listed: {error}"))
         return []
+
+
+def _doubt_folders(fs: FileSystem, path: str, names: Sequence[str]) -> Iterator[Doubt]:
+    if names:
+        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        text = f"{fs.describe(path)}: {len(names)} directories are none of a kernel dump: {some}"
+        yield Doubt(DoubtName.left_alone, text)
 
 
 def _doubt_special(fs: FileSystem, path: str, items: Sequence[Item]) -> Iterator[Doubt]:

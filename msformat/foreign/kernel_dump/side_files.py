@@ -18,6 +18,8 @@ _STATISTICS = "statistic.csv"
 _MAPPING = "mapping.csv"
 # Larger tables are left to themselves: their rows would be gigabytes of objects.
 _MOST_TABLE = 256 << 20
+# Of all tables of a directory.
+_MOST_ROWS = 500_000
 _MOST_DOCUMENT = 16 << 20
 _DOCUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,190}\.(?:csv|json|txt|log)")
 _ARGUMENTS = re.compile(r"[^.]+\.[^.]+\.json")
@@ -80,7 +82,8 @@ def _take(fs: FileSystem, place: Place, item: Item, side: SideFiles) -> bool:
         side.kernel_files.append(item)
     elif item.name == _STATISTICS or parse_kernel_name(item.name.removesuffix(".csv")) is not None:
         _read_statistics(fs, path, item, side)
-        side.documents[item.name] = path
+        if item.size <= _MOST_TABLE:
+            side.documents[item.name] = path
     elif _ARGUMENTS.fullmatch(item.name) and item.size <= _MOST_DOCUMENT:
         side.arguments[item.name.removesuffix(".json")] = path
     elif _DOCUMENT.fullmatch(item.name) and item.name not in _RESERVED and item.size <= _MOST_DOCUMENT:
@@ -107,15 +110,17 @@ def _doubt(fs: FileSystem, path: str, text: str, side: SideFiles) -> None:
 
 def _read_mapping(fs: FileSystem, place: Place, item: Item, side: SideFiles) -> None:
     path = join(place.path, item.name)
-    side.mapping, bad = parse_mapping(_table(fs, path, item, side))
+    side.mapping, bad = parse_mapping(_table(fs, path, item, side), {file.name for file in place.files})
     if bad:
         _doubt(fs, path, f"{bad} lines are no pair of names", side)
 
 
 def _read_statistics(fs: FileSystem, path: str, item: Item, side: SideFiles) -> None:
-    rows, bad = parse_statistics(_table(fs, path, item, side))
+    most = _MOST_ROWS - len(side.rows)
+    rows, bad = parse_statistics(_table(fs, path, item, side), most)
     if bad:
-        _doubt(fs, path, f"{bad} lines fit no form of the table", side)
+        why = "fit no form of the table" if len(rows) < most else f"are not read, behind {_MOST_ROWS} rows"
+        _doubt(fs, path, f"{bad} lines {why}", side)
     side.rows += rows if item.name == _STATISTICS else _named(rows, item.name.removesuffix(".csv"))
 
 

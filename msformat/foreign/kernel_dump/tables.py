@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msformat.foreign.kernel_dump.enums import spelled_type
@@ -65,8 +65,8 @@ class StatisticRow:
     others: Mapping[str, str] = field(default_factory=dict)
 
 
-def parse_statistics(data: bytes) -> tuple[list[StatisticRow], int]:
-    """Rows of a ``statistic.csv``, and how many lines fit no form."""
+def parse_statistics(data: bytes, most: int | None = None) -> tuple[list[StatisticRow], int]:
+    """Rows of a ``statistic.csv``, ``most`` at most, and how many lines fit no form or came after those."""
     rows: list[StatisticRow] = []
     bad = 0
     header: list[str] = []
@@ -76,15 +76,16 @@ def parse_statistics(data: bytes) -> tuple[list[StatisticRow], int]:
         if _is_header(cells):
             header = [cell.strip() for cell in cells]  # a big operator is appended in parts, each with its header
             continue
-        row = _row(_joined(header, cells)) if header else None
+        row = _row(_joined(header, cells)) if header and (most is None or len(rows) < most) else None
         bad += row is None
         rows += [row] if row is not None else []
     return rows, bad
 
 
 def _cells(data: bytes) -> Iterator[list[str]]:
-    text = io.StringIO(data.decode("utf-8-sig", "backslashreplace").replace("\0", ""), newline="")
-    reader = csv.reader(text)
+    # Decoded piece by piece: as text, a table takes up to four times its bytes.
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", "backslashreplace", newline="")
+    reader = csv.reader(line.replace("\0", "") for line in text)
     while True:
         try:
             yield next(reader)
@@ -164,8 +165,8 @@ def _shape(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, parts))
 
 
-def parse_mapping(data: bytes) -> tuple[dict[str, str], int]:
-    """Name on disk -> name that was too long, and how many lines fit no form.
+def parse_mapping(data: bytes, there: Container[str] | None = None) -> tuple[dict[str, str], int]:
+    """Name on disk -> name that was too long, and how many lines fit no form. ``there``: leave out other names.
 
     There is no header row, and a row comes again with each piece of a large file. Either side may be a whole path.
     """
@@ -176,7 +177,7 @@ def parse_mapping(data: bytes) -> tuple[dict[str, str], int]:
             continue
         parts = [cell.strip().replace("\\", "/").rpartition("/")[2] for cell in cells]
         if len(parts) == 2 and all(parts):
-            names[parts[0]] = parts[1]
+            names |= {parts[0]: parts[1]} if there is None or parts[0] in there else {}
         else:
             bad += 1
     return names, bad

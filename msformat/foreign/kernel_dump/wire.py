@@ -11,11 +11,46 @@ from typing import NamedTuple
 
 from msformat.errors import FormatError
 
-__all__ = ["WireField", "packed_numbers", "read_fields", "signed32"]
+__all__ = ["Origin", "WireField", "packed_numbers", "read_fields", "signed32"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MASK = (1 << 64) - 1
 _LARGEST_FIELD = (1 << 29) - 1
+
+
+# A header of many tensors has a few hundred thousand; each is decoded in Python.
+_MOST_FIELDS = 5_000_000
+
+
+class Origin:
+    """What errors call a message, and how many fields it may still have.
+
+    Parameters
+    ----------
+    text
+        Name of the file.
+    """
+
+    __slots__ = ("_left", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._left = _MOST_FIELDS
+
+    def __str__(self) -> str:
+        return self._text
+
+    def count(self) -> None:
+        """One more field.
+
+        Raises
+        ------
+        FormatError
+            There were more than any header has.
+        """
+        self._left -= 1
+        if self._left < 0:
+            raise FormatError(f"{self._text}: more than {_MOST_FIELDS} fields in one header")
 
 
 class WireField(NamedTuple):
@@ -38,8 +73,8 @@ class WireField(NamedTuple):
     end: int
 
 
-def read_fields(buffer: memoryview, start: int, end: int, source: str) -> Iterator[WireField]:
-    """Fields of the message in ``buffer[start:end]``, in order.
+def read_fields(buffer: memoryview, start: int, end: int, source: str | Origin) -> Iterator[WireField]:
+    """Fields of the message in ``buffer[start:end]``, in order. An :class:`Origin` counts them.
 
     Raises
     ------
@@ -48,6 +83,8 @@ def read_fields(buffer: memoryview, start: int, end: int, source: str) -> Iterat
     """
     at = start
     while at < end:
+        if isinstance(source, Origin):
+            source.count()
         tag, after = _varint(buffer, at, end, source)
         number, wire = tag >> 3, tag & 7
         if not 1 <= number <= _LARGEST_FIELD:
@@ -57,7 +94,7 @@ def read_fields(buffer: memoryview, start: int, end: int, source: str) -> Iterat
         at = field.end
 
 
-def _field(buffer: memoryview, number: int, wire: int, at: int, end: int, source: str) -> WireField:
+def _field(buffer: memoryview, number: int, wire: int, at: int, end: int, source: str | Origin) -> WireField:
     if wire == _VARINT:
         value, after = _varint(buffer, at, end, source)
         return WireField(number, wire, value, at, after)
@@ -76,7 +113,7 @@ def _field(buffer: memoryview, number: int, wire: int, at: int, end: int, source
     raise FormatError(f"{source}: no protobuf message: wire type {wire} at byte {at}")
 
 
-def _varint(buffer: memoryview, at: int, end: int, source: str) -> tuple[int, int]:
+def _varint(buffer: memoryview, at: int, end: int, source: str | Origin) -> tuple[int, int]:
     value = shift = 0
     while at < end and shift < 70:
         byte = buffer[at]
@@ -89,7 +126,7 @@ def _varint(buffer: memoryview, at: int, end: int, source: str) -> tuple[int, in
     raise FormatError(f"{source}: no protobuf message: {why} at byte {at}")
 
 
-def packed_numbers(buffer: memoryview, field: WireField, source: str, most: int) -> list[int]:
+def packed_numbers(buffer: memoryview, field: WireField, source: str | Origin, most: int) -> list[int]:
     """Numbers of a repeated integer field in either form: packed, or one a field.
 
     Raises
