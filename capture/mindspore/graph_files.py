@@ -178,6 +178,7 @@ class _NpyFiles:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._next_number = next_number
+        self._is_shared = False
         found = [int(match[1]) for name in os.listdir(directory) if (match := _NUMBERED.search(name))]
         self._first = max(found, default=-1) + 1
         if found:
@@ -190,16 +191,42 @@ class _NpyFiles:
     def put(self, name: str, bits: NDArray[Any], dtype: DType) -> None:
         """Write a file. bfloat16 becomes float32, exactly, as no ``.npy`` can hold it."""
         array = dtype.widen_bfloat16(bits) if dtype.name == "bfloat16" else bits
-        file = f"{_short(name)}_{dtype.name}_{self._next_number(self._first)}.npy"
+        stem = f"{_short(name)}_{dtype.name}"
         # A name that msformat knows for an unfinished file.
-        temporary = self._directory / f".{file[:_NAME_BYTES]}.msformat-partial-{os.urandom(6).hex()}"
+        temporary = self._directory / f".{stem[:_NAME_BYTES]}.msformat-partial-{os.urandom(6).hex()}"
         try:
             with open(temporary, "xb") as stream:
                 np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)
-            os.replace(temporary, self._directory / file)
+            self._publish(temporary, stem)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+    def _publish(self, temporary: Path, stem: str) -> None:
+        """Give a file the next number that is free: another process that knows of no rank may write here, too."""
+        while True:
+            file = self._directory / f"{stem}_{self._next_number(self._first)}.npy"
+            try:
+                # Taken by being made: no call on all systems renames a file without replacing another.
+                os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+            except FileExistsError:
+                self._say_shared()
+                continue
+            try:
+                os.replace(temporary, file)
+            except BaseException:
+                file.unlink(missing_ok=True)
+                raise
+            return
+
+    def _say_shared(self) -> None:
+        if not self._is_shared:
+            self._is_shared = True
+            _LOGGER.warning(
+                "%s: another process saves there, too. Nothing is overwritten, but whose a file is cannot be told: "
+                "give each process a rank (init()) or a directory of its own",
+                self._directory,
+            )
 
     def expect(self, name: str) -> None:
         """A line a call, so that a verifier can count what came against what was asked for."""
