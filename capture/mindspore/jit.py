@@ -22,7 +22,7 @@ from capture.patches import Patches
 if TYPE_CHECKING:
     from capture.mindspore.wrappers import ApiRecorder
 
-__all__ = ["JitWatch", "Pausable", "tracing"]
+__all__ = ["BytecodeWatch", "JitWatch", "Pausable", "tracing"]
 
 
 class Pausable(Protocol):
@@ -42,6 +42,65 @@ class _Noted(threading.local):
         self.call: tuple[Any, tuple[Any, ...], dict[str, Any]] | None = None
 
 
+class BytecodeWatch:
+    """Puts stand-ins aside while a function under ``jit(capture_mode="bytecode")`` runs; its graph is made meanwhile.
+
+    Parameters
+    ----------
+    stand_ins
+        Keep out of the way.
+    on_problem
+        Told that such a call is not recorded.
+    """
+
+    def __init__(self, stand_ins: Pausable, on_problem: Callable[[str, str, str], None]) -> None:
+        self._stand_ins, self._problem = stand_ins, on_problem
+        self._patches = Patches()
+        self._installed = False
+
+    def install(self) -> None:
+        """Watch; without effect when it is done."""
+        bytecode = getattr(_module("graph._utils.pijit_context", "common._pijit_context"), "PIJitCaptureContext", None)
+        if bytecode is None or self._installed:
+            return
+        self._installed = True
+        self._patches.put(bytecode, "__enter__", self._entering)
+        self._patches.put(bytecode, "__exit__", self._leaving)
+
+    def remove(self) -> None:
+        """Put everything back."""
+        self._patches.restore()
+        self._installed = False
+
+    def _entering(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+        stand_ins, problem = self._stand_ins, self._problem
+
+        @functools.wraps(enter)
+        def __enter__(context: Any) -> Any:  # noqa: N807 (that is its name)
+            where = f"Jit.{getattr(context.fn, '__name__', '')}"
+            problem("bytecode", where, "calls of jit(capture_mode='bytecode') are not recorded, nor cells in them")
+            stand_ins.pause()
+            try:
+                return enter(context)
+            except BaseException:
+                stand_ins.go_on()
+                raise
+
+        return __enter__
+
+    def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
+        stand_ins = self._stand_ins
+
+        @functools.wraps(leave)
+        def __exit__(context: Any, *error: Any) -> Any:  # noqa: N807 (that is its name)
+            try:
+                return leave(context, *error)
+            finally:
+                stand_ins.go_on()
+
+        return __exit__
+
+
 class JitWatch:
     """Records calls of compiled functions, and says when a graph is made.
 
@@ -56,6 +115,7 @@ class JitWatch:
     def __init__(self, recorder: ApiRecorder, stand_ins: Pausable) -> None:
         self._recorder, self._observer, self._stand_ins = recorder, recorder.observer, stand_ins
         self._patches = Patches()
+        self._bytecode = BytecodeWatch(stand_ins, self._problem)
         self._noted = _Noted()
 
     def install(self) -> None:
@@ -71,13 +131,11 @@ class JitWatch:
             executor = getattr(compiled, name, None)
             if hasattr(executor, "compile"):
                 self._patches.put(executor, "compile", self._compiling)
-        bytecode = getattr(_module("graph._utils.pijit_context", "common._pijit_context"), "PIJitCaptureContext", None)
-        if bytecode is not None:
-            self._patches.put(bytecode, "__enter__", self._entering)
-            self._patches.put(bytecode, "__exit__", self._leaving)
+        self._bytecode.install()
 
     def remove(self) -> None:
         """Put everything back."""
+        self._bytecode.remove()
         self._patches.restore()
         self._noted = _Noted()
 
@@ -121,34 +179,10 @@ class JitWatch:
 
         return compile
 
-    def _entering(self, enter: Callable[..., Any]) -> Callable[..., Any]:
-        stand_ins, observer = self._stand_ins, self._observer
-
-        @functools.wraps(enter)
-        def __enter__(context: Any) -> Any:  # noqa: N807 (that is its name)
-            if observer.running and not observer.local.busy:
-                where = f"Jit.{getattr(context.fn, '__name__', '')}"
-                observer.problem("bytecode", where, "calls of jit(capture_mode='bytecode') are not recorded")
-            stand_ins.pause()
-            try:
-                return enter(context)
-            except BaseException:
-                stand_ins.go_on()
-                raise
-
-        return __enter__
-
-    def _leaving(self, leave: Callable[..., Any]) -> Callable[..., Any]:
-        stand_ins = self._stand_ins
-
-        @functools.wraps(leave)
-        def __exit__(context: Any, *error: Any) -> Any:  # noqa: N807 (that is its name)
-            try:
-                return leave(context, *error)
-            finally:
-                stand_ins.go_on()
-
-        return __exit__
+    def _problem(self, kind: str, where: str, text: str) -> None:
+        """Of the program's own calls while it is recorded."""
+        if self._observer.running and not self._observer.local.busy:
+            self._observer.problem(kind, where, text)
 
 
 def tracing() -> Callable[[], bool]:
