@@ -14,8 +14,9 @@ from mindspore import Tensor, mint, nn, ops
 import msformat
 from capture.mindspore import backward, graph_save, listening, passes, save, save_grad, step
 from capture.mindspore import jit as jit_module
-from capture.mindspore.graph_files import SaveDirectories
+from capture.mindspore.graph_files import Place, SaveDirectories
 from capture.mindspore.quiet import settle
+from msformat import dtype_named
 from tests.capture.mindspore.dumping import captured, debugger, dump_of, problems, units
 from tests.capture.mindspore.networks import bits, rows
 
@@ -233,6 +234,20 @@ def test_r078_a_gradient_whose_result_was_not_used(mode: str, tmp_path: Path) ->
     assert report.exit_code == 1
 
 
+def test_r082_processes_without_ranks_that_save(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each has its own numbers and cannot know the other's: no file replaces another, and it is said."""
+    first, second = (SaveDirectories(lambda: None, settle) for _ in range(2))
+    place = Place(str(tmp_path))
+    wanted = [float(number) for number in range(40)]
+    for number in wanted:
+        process = first if number % 2 else second
+        process.put(place, "x", np.full(3, number, np.float32), dtype_named("float32"))
+    assert sorted(float(np.load(file)[0]) for file in tmp_path.rglob("*.npy")) == wanted
+    assert "another process saves there, too" in caplog.text
+    assert msformat.verify_dump(tmp_path).exit_code == 0
+    assert len(msformat.open(tmp_path)[0]) == 40
+
+
 @pytest.mark.usefixtures("saving")
 def test_r084_variables_of_a_graph_beside_a_pynative_dump(tmp_path: Path) -> None:
     dump = tmp_path / "dump"
@@ -402,3 +417,23 @@ def test_r093_arguments_and_name_of_a_jit_function(tmp_path: Path) -> None:
     assert (first.tobytes(), second.tobytes()) == (bits(rows()), bits(rows() + 1))
     np.testing.assert_array_equal(dump.of(calls[0]["output"][0]), first * 2 + second)
     assert calls[2]["input_kwargs"]["y"] == {"type": "float", "value": 2.0}
+
+
+@pytest.mark.parametrize("level", ["L0", "mix"])
+def test_r077_r086_bytecode_is_said_and_never_recorded_twice(level: str, tmp_path: Path) -> None:
+    """Bytecode is compiled as without capture, cell by cell or as a whole: as MindSpore likes."""
+    net = layers(nn.ReLU())
+    alone = bits(ms.grad(lambda x: net(x).sum())(rows()))
+
+    @ms.jit(capture_mode="bytecode")
+    def forward(x: Any) -> Any:
+        return net(x).sum()
+
+    with captured(tmp_path, net, level=level, task="statistics"):
+        for _ in range(2):
+            assert bits(ms.grad(forward)(rows())) == alone
+        net(rows())
+    keys = [key for unit in msformat.open(tmp_path / "dump") for key in unit if ".forward" in key]
+    assert len(keys) == len(set(keys))
+    assert any("bytecode" in path.read_text() for path in tmp_path.rglob("dump_error_info.log"))
+    assert "construct" not in vars(net[0])
