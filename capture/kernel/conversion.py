@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from capture.earlier import is_occupied, remove_unit
 from msformat import ConvertOptions, convert_dump
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["KernelFiles", "Places"]
 
 Problem = Callable[[str, str, str], None]
+# How msformat ends what it says of files that it did not take along.
+_LEFT_ALONE = "[left-alone]"
 # What says that a unit is whole comes last.
 _DOCUMENTS = ("stack.json", "construct.json", "dump.json")
 
@@ -85,23 +88,42 @@ class KernelFiles:
         # Beside the steps: a destination must neither lie in its source nor around it.
         aside = self.unit_dir.parents[1] / f".kernels-{self.unit_dir.parent.name}-{self.unit_dir.name}"
         shutil.rmtree(aside, ignore_errors=True)
+        if os.path.lexists(aside):
+            raise FileExistsError(f"{aside} is in the way")
+        parts = self.places.parts(self.step)
+        before = _files_of(parts)
         try:
-            problems = self._convert_into(aside)
+            problems, notes = self._convert_into(aside)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
         if problems:
             kept = f"; not removed from {self._source}" if self.storage.kernels == "move" else ""
             self._tell(f"not all is in {self.unit_dir}{kept}: {'; '.join(problems)}")
         elif self.storage.kernels == "move":
-            for part in self.places.parts(self.step):
-                shutil.rmtree(part)
+            self._remove(parts, before, notes)
+
+    def _remove(self, parts: Sequence[Path], before: Mapping[Path, _State], notes: Sequence[str]) -> None:
+        """Remove what was taken over and compared, and nothing else."""
+        left = [note for note in notes if note.endswith(_LEFT_ALONE) and any(str(part) in note for part in parts)]
+        left += [f"{path} is no regular file" for path, state in before.items() if not stat.S_ISREG(state.mode)]
+        now = _files_of(parts)
+        left += [f"{path} came or changed meanwhile" for path, state in now.items() if before.get(path) != state]
+        if left:
+            self._tell(f"not removed from {self._source}: {'; '.join(left)}")
+            return
+        for path in before:
+            path.unlink(missing_ok=True)
+        for part in parts:
+            for directory, _, _ in os.walk(part, topdown=False):
+                with contextlib.suppress(OSError):  # something came into it
+                    os.rmdir(directory)
 
     def _tell(self, text: str) -> None:
         """Of every step: no dump lists what the log leaves out."""
         self.on_problem(f"kernels of step {self.step}", f"step {self.step}", text)
 
-    def _convert_into(self, aside: Path) -> list[str]:
-        """Convert, compare, give the unit its place; what could not be taken along."""
+    def _convert_into(self, aside: Path) -> tuple[list[str], list[str]]:
+        """Convert, compare, give the unit its place; what could not be taken along, and what is good to know."""
         storage = self.storage
         options = ConvertOptions(
             to=storage.format,
@@ -112,12 +134,33 @@ class KernelFiles:
         )
         report = convert_dump(self._source, aside, options)
         units = [unit for unit in report.units if not unit.failed]
-        problems = [problem for unit in report.units for problem in unit.problems]
+        problems = [*report.problems, *(problem for unit in report.units for problem in unit.problems)]
         if len(units) != 1:
             found = ", ".join(unit.key for unit in units) or "none"
             raise ValueError("; ".join([f"one unit was expected, there are: {found}", *problems]))
         _put_in_place(aside / units[0].key, self.unit_dir)
-        return problems
+        return problems, units[0].notes
+
+
+class _State(NamedTuple):
+    """What tells that a file is the one that was seen before."""
+
+    mode: int
+    inode: int
+    size: int
+    changed: int
+
+
+def _files_of(parts: Iterable[Path]) -> dict[Path, _State]:
+    """Everything but directories, links not followed."""
+    found: dict[Path, _State] = {}
+    for part in parts:
+        for directory, folders, files in os.walk(part):
+            for path in (Path(directory, name) for name in (*files, *folders)):
+                state = path.lstat()
+                if not stat.S_ISDIR(state.st_mode):
+                    found[path] = _State(state.st_mode, state.st_ino, state.st_size, state.st_mtime_ns)
+    return found
 
 
 def _has_files(part: Path) -> bool:

@@ -18,7 +18,7 @@ from capture.kernel.session import KernelSession
 from tests.capture.fake_framework import FakeFramework
 from tests.capture.kernel_device import TIME, VALUES, FakeDevice
 from tests.capture.test_session import NoHooks
-from tests.kernel_files import NAME
+from tests.kernel_files import NAME, Part, write_dump
 
 FORWARD, BACKWARD = "Functional.relu.1.forward", "Functional.relu.1.backward"
 
@@ -292,6 +292,65 @@ def test_what_cannot_be_taken_over_stays(tmp_path: Path, caplog: Any) -> None:
     assert (tmp_path / "step0" / TIME / "0" / NAME).is_file()
     assert "Mul.Default_Add-op1" in caplog.text
     assert "not removed" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["notes of mine", "results/x.npy", ".cache/x", "link", "fifo"])
+def test_what_is_no_kernel_is_not_removed(tmp_path: Path, caplog: Any, what: str) -> None:
+    bench = Bench(tmp_path, storage={"kernels": "move"})
+    place = tmp_path / "step0" / TIME / "0"
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+
+    def add() -> None:
+        place.mkdir(parents=True)
+        if what == "link":
+            (place / "other").symlink_to(outside)
+        elif what == "fifo":
+            os.mkfifo(place / "pipe")
+        else:
+            path = place / what
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("x")
+
+    bench.device.before_end = add
+    bench.run()
+    given, _ = bench.values()
+    np.testing.assert_array_equal(given, VALUES)
+    assert len(os.listdir(place)) == 2
+    assert (place / NAME).is_file()
+    assert outside.read_text() == "mine"
+    assert "not removed" in caplog.text
+
+
+def test_what_comes_or_changes_during_the_conversion_is_not_removed(
+    tmp_path: Path, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "step0" / TIME / "0"
+
+    def convert(*arguments: Any) -> Any:
+        report = msformat.convert_dump(*arguments)
+        write_dump(place, [Part.of(VALUES)], name=f"Late.{NAME.partition('.')[2]}")
+        return report
+
+    monkeypatch.setattr("capture.kernel.conversion.convert_dump", convert)
+    bench = Bench(tmp_path, storage={"kernels": "move"})
+    bench.run()
+    bench.values()
+    assert len(os.listdir(place)) == 2
+    assert "came or changed meanwhile" in caplog.text
+
+
+def test_a_link_in_the_way_of_the_conversion_is_not_followed(tmp_path: Path, caplog: Any) -> None:
+    dump, outside = tmp_path / "dump", tmp_path / "outside"
+    outside.mkdir()
+    dump.mkdir()
+    (dump / ".kernels-step0-rank").symlink_to(outside)
+    bench = Bench(dump, storage={"kernels": "move"})
+    bench.run()
+    bench.session.close()
+    assert os.listdir(outside) == []
+    assert (dump / "step0" / TIME / "0" / NAME).is_file()
+    assert "is in the way" in caplog.text
 
 
 def test_a_dump_that_came_in_the_way_is_not_touched(tmp_path: Path, caplog: Any) -> None:

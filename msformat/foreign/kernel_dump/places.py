@@ -174,11 +174,12 @@ def scan(
         Takes what may not be read.
     """
     said = doubts if doubts is not None else []
-    pending: list[tuple[str, int]] = [(path, 0)]
+    # Path, depth, and whether it lies in a kernel dump, where everything that is not read is named.
+    pending: list[tuple[str, int, bool]] = [(path, 0, False)]
     entered: set[tuple[int, int]] = set()
     seen = 0
     while pending:
-        here, depth = pending.pop()
+        here, depth, is_inside = pending.pop()
         place = _placed(fs, here, key, ())
         if only is not None and place.family != "plain" and place.key != only:
             continue
@@ -197,13 +198,18 @@ def scan(
         listed = list(items) if items is not None and depth == 0 else _listed(fs, here, said)
         files = tuple(item for item in listed if item.kind == "file")
         said += _doubt_special(fs, here, listed)
-        if _holds_kernels(files):
+        is_ours = _holds_kernels(files)
+        is_inside = is_inside or is_ours or place.family != "plain"
+        if is_ours:
             yield _placed(fs, here, key, files)
         folders = [item.name for item in listed if item.kind == "directory"]
         inside = [name for name in folders if depth < _MOST_DEPTH and _is_entered(fs, here, name)]
-        pending.extend((join(here, name), depth + 1) for name in sorted(inside, key=natural_key, reverse=True))
-        if place.family != "plain" or _holds_kernels(files):
-            said += _doubt_folders(fs, here, sorted(set(folders).difference(inside), key=natural_key))
+        pending.extend(
+            (join(here, name), depth + 1, is_inside) for name in sorted(inside, key=natural_key, reverse=True)
+        )
+        if is_inside:
+            said += _doubt_strangers(fs, here, "directories", set(folders).difference(inside))
+            said += _doubt_strangers(fs, here, "files", set() if is_ours else {item.name for item in files})
 
 
 def _listed(fs: FileSystem, path: str, doubts: list[Doubt]) -> list[Item]:
@@ -214,10 +220,10 @@ def _listed(fs: FileSystem, path: str, doubts: list[Doubt]) -> list[Item]:
         return []
 
 
-def _doubt_folders(fs: FileSystem, path: str, names: Sequence[str]) -> Iterator[Doubt]:
+def _doubt_strangers(fs: FileSystem, path: str, what: str, names: set[str]) -> Iterator[Doubt]:
     if names:
-        some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
-        text = f"{fs.describe(path)}: {len(names)} directories are none of a kernel dump: {some}"
+        some = ", ".join(sorted(names, key=natural_key)[:3]) + (", …" if len(names) > 3 else "")
+        text = f"{fs.describe(path)}: {len(names)} {what} are none of a kernel dump: {some}"
         yield Doubt(DoubtName.left_alone, text)
 
 
