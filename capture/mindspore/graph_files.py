@@ -231,13 +231,19 @@ class _NpyFiles:
     def expect(self, name: str) -> None:
         """A line a call, so that a verifier can count what came against what was asked for."""
         with open(self._directory / _EXPECTED, "a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"name": name}) + "\n")
+            stream.write(json.dumps({"name": _harmless(name)}) + "\n")
 
     def finish(self) -> None:
         """Nothing is open."""
 
 
 def _short(name: str) -> str:
+    """The name in a file's name; a gradient's is that of its tensor and ``_grad``."""
+    end = GRADIENT if name.endswith(GRADIENT) else ""
+    return _harmless(name.removesuffix(GRADIENT)) + end
+
+
+def _harmless(name: str) -> str:
     """A name that leaves room in a file name and leads nowhere."""
     return safe_data_name(name if len(name.encode("utf-8", "replace")) <= _NAME_BYTES else f"/{name}")
 

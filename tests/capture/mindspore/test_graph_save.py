@@ -328,6 +328,35 @@ def test_names_lead_nowhere(tmp_path: Path) -> None:
     assert len(msformat.open(tmp_path / "in")[0]) == 4
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../x",
+        "/abs",
+        "a/b",
+        "x" * 5000,
+        "x" * 300 + "_grad",
+        "_grad" * 9,
+        "名" * 100,
+        "",
+        "..",
+        "a\0b",
+        "a\nb",
+        "\ud800",
+    ],
+)
+def test_gradients_of_odd_names_are_found_again(tmp_path: Path, name: str) -> None:
+    """A name that had to be made harmless is the same for the gradient and for the list of what was asked for."""
+    gradient = ms.grad(lambda x: (save_grad(str(tmp_path / "dump"), name, x) * 2).sum())(Tensor([1.0, 3.0]))
+    assert gradient.asnumpy().tolist() == [2, 2]
+    step()
+    assert os.listdir(tmp_path) == ["dump"]
+    (entry,) = msformat.open(tmp_path / "dump")[0].values()
+    assert entry.key.endswith("_grad.0.debug")
+    assert entry.tensors[0].numpy().tolist() == [2, 2]
+    assert msformat.verify_dump(tmp_path / "dump").exit_code == 0
+
+
 def test_files_of_an_earlier_run_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
