@@ -116,6 +116,7 @@ class Session:
         self._captured_steps: set[int] = set()
         self._seen_steps: list[int] = []
         self._started_empty = False
+        self.has_entries_elsewhere = False  # this step's went into a unit beside ours: ours may be empty
 
     # --- what the debugger calls -------------------------------------------------------------------------------------
 
@@ -356,9 +357,9 @@ class Session:
         if records is None:
             return
         records.flush(everything=True)
-        if records.is_empty and self._started_empty:
+        if records.is_empty and self._started_empty and not self.has_entries_elsewhere:
             self._warn_empty()
-        self._started_empty = False
+        self._started_empty = self.has_entries_elsewhere = False
         records.sink.finish()
         self.framework.new_step()
         self.scope.new_step()

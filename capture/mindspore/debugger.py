@@ -14,6 +14,7 @@ from capture.errors import CaptureError
 from capture.kernel.graph import GraphKernelSession, NoHooks
 from capture.kernel.target import looks_like_api
 from capture.mindspore.calls import CellCalls
+from capture.mindspore.graph_hooks import GraphHooks
 from capture.mindspore.hooks import MindSporeHooks
 from capture.mindspore.kernel_graph import MindSporeRuntime
 from capture.mindspore.kernels import kernel_device
@@ -42,6 +43,7 @@ class PrecisionDebugger(DebuggerBase):
     framework_name = "mindspore"
     framework: MindSporeFramework
     _hooks: MindSporeHooks | NoHooks | None
+    _graph: GraphHooks | None = None
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
         """As msprobe does, of the class for what the program runs on."""
@@ -59,9 +61,50 @@ class PrecisionDebugger(DebuggerBase):
         return cls._latest.get(_class_for(cls))  # type: ignore[return-value]
 
     @either
+    def start(self, model: Any = None, token_range: list[int] | tuple[int, int] | None = None) -> None:
+        """Begin to record this step; see :meth:`capture.debugger.DebuggerBase.start`.
+
+        Cells that are compiled (GRAPH_MODE, ``jit``) are recorded too, if this comes before they are called first.
+        """
+        given = model if model is not None else self.model
+        if given is not None and self.framework_name == "mindspore" and self.config.level in ("L0", "mix"):
+            self._check_model(given)
+            if self._graph is None:
+                self._graph = GraphHooks(self._session)
+            self._graph.prepare(given)
+        super().start(model, token_range)
+
+    @either
+    def step(self) -> None:
+        """End the step; see :meth:`capture.debugger.DebuggerBase.step`."""
+        if self._graph is None:
+            super().step()
+            return
+        self.stop()
+        self._session.has_entries_elsewhere = self._graph.has_content
+        super().step()
+        self._graph.step()
+
+    @either
+    def wait(self, timeout: float | None = None) -> None:
+        """Come back when everything recorded so far is on disk (or after ``timeout`` seconds)."""
+        super().wait(timeout)
+        if self._graph is not None:
+            self._graph.wait(timeout)
+
+    @either
+    def close(self) -> None:
+        """Finish everything now; at the end of the process this happens by itself."""
+        if self._graph is not None:
+            self._graph.close()
+        super().close()
+
+    @either
     def stop(self) -> None:
         """Stop recording; what a kernel of the program raised meanwhile comes out here at the latest."""
         super().stop()
+        if self._graph is not None:
+            self._graph.remove()
         self.framework.give_back()
 
     def _make_framework(self) -> MindSporeFramework:
@@ -87,7 +130,7 @@ class PrecisionDebugger(DebuggerBase):
     def _make_hooks(self) -> MindSporeHooks | NoHooks:
         if self._dumps_graphs:
             return NoHooks()
-        return MindSporeHooks(self._session.observer, self.framework, level=self.config.level)
+        return MindSporeHooks(self._session.observer, self.framework, level=self.config.level, graph=self._graph)
 
     def _check_model(self, model: Any) -> None:
         for part in model if isinstance(model, (list, tuple)) else [model]:

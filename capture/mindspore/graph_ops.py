@@ -16,6 +16,7 @@ as Python numbers; nor one whose shape is dynamic. All of that is known when the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mindspore
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from msformat import DType, parse_dtype
 
-__all__ = ["IN_GRAPH", "IS_ASCEND", "KIND", "Tap", "carry", "carry_numbered"]
+__all__ = ["IN_GRAPH", "IS_ASCEND", "KIND", "NumberedTap", "Tap", "carry"]
 
 
 class _InGraph(ops.PrimitiveWithInfer):  # type: ignore[misc]
@@ -97,7 +98,7 @@ class Tap(ops.Custom):  # type: ignore[misc]
         self._dtype = parse_dtype(dtype)
         self._shape = tuple(shape)
         # An empty shape would do, but MindSpore warns of it.
-        super().__init__(self._run, out_shape=(1,), out_dtype=mindspore.bool_, func_type="pyfunc")
+        super().__init__(self._kernel(), out_shape=(1,), out_dtype=mindspore.bool_, func_type="pyfunc")
         self.add_prim_attr("side_effect_io", self.stands_alone)
 
     def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
@@ -108,13 +109,16 @@ class Tap(ops.Custom):  # type: ignore[misc]
         """Something went wrong on the way; whatever it was, the graph goes on."""
         raise NotImplementedError
 
-    def _run(self, values: Any, number: Any = None) -> NDArray[Any]:
+    def _kernel(self) -> Callable[..., NDArray[Any]]:
+        """What runs, with as many parameters as the node has inputs: the compiler counts them."""
+        return lambda values: self._run(values, -1)
+
+    def _run(self, values: NDArray[Any], number: int) -> NDArray[Any]:
         try:
             if self._dtype is None:
                 self.failed(self._address, "a graph gives no tensors whose shape is known at run time only: not saved")
             else:
-                which = -1 if number is None else int(number[0])
-                self.receive(self._address, self._bits(values, self._dtype), self._dtype, which)
+                self.receive(self._address, self._bits(values, self._dtype), self._dtype, number)
         except Exception as error:  # noqa: BLE001 (an exception here would end the program's graph)
             self.failed(self._address, f"{type(error).__name__}: {error}")
         return np.zeros((1,), np.bool_)
@@ -128,36 +132,30 @@ class Tap(ops.Custom):  # type: ignore[misc]
         return bits.reshape(self._shape)
 
 
+class NumberedTap(Tap):
+    """A tap whose tensors come with a number."""
+
+    def _kernel(self) -> Callable[..., NDArray[Any]]:
+        return lambda values, number: self._run(values, int(number[0]))
+
+
 def carry(tap: type[Tap], address: tuple[str, ...], tensor: Any) -> Any:
     """Read by the compiler: the node that hands a tensor over."""
-    kind = KIND(tensor.shape, str(tensor.dtype))
-    return _tap_of(tap, address, tensor, kind)(_prepared(tensor, kind))
-
-
-def carry_numbered(tap: type[Tap], address: tuple[str, ...], tensor: Any, number: Any) -> Any:
-    """Read by the compiler: as :func:`carry`, with a number (int64, one element) that only the running graph knows."""
-    kind = KIND(tensor.shape, str(tensor.dtype))
-    return _tap_of(tap, address, tensor, kind)(_prepared(tensor, kind), number)
-
-
-def _tap_of(tap: type[Tap], address: tuple[str, ...], tensor: Any, kind: str) -> Any:
-    """Read by the compiler."""
+    dtype = str(tensor.dtype)
+    kind = KIND(tensor.shape, dtype)
     if kind == "dynamic":
-        return tap(address, "", ())
-    return tap(address, str(tensor.dtype), tensor.shape)
-
-
-def _prepared(tensor: Any, kind: str) -> Any:
-    """Read by the compiler: what the kernel can take."""
-    if kind in ("dynamic", "empty"):
-        return ops.zeros((1,), mindspore.float32)
+        # Custom operators have no dynamic shapes on the CPU: compiling one with them fails.
+        return tap(address, "", ())(ops.zeros((1,), mindspore.float32))
+    if kind == "empty":
+        return tap(address, dtype, tensor.shape)(ops.zeros((1,), mindspore.float32))
     if kind == "plain":
-        return ops.stop_gradient(tensor)
+        return tap(address, dtype, tensor.shape)(ops.stop_gradient(tensor))
     if kind == "scalar":
-        return ops.stop_gradient(ops.reshape(tensor, (1,)))
+        return tap(address, dtype, tensor.shape)(ops.stop_gradient(ops.reshape(tensor, (1,))))
     if kind == "bf16-plain":
-        return ops.stop_gradient(ops.cast(tensor, mindspore.float32))
-    return ops.stop_gradient(ops.reshape(ops.cast(tensor, mindspore.float32), (1,)))
+        return tap(address, dtype, tensor.shape)(ops.stop_gradient(ops.cast(tensor, mindspore.float32)))
+    wide = ops.reshape(ops.cast(tensor, mindspore.float32), (1,))
+    return tap(address, dtype, tensor.shape)(ops.stop_gradient(wide))
 
 
 IN_GRAPH = _InGraph()

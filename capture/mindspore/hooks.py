@@ -8,6 +8,7 @@ from capture.mindspore.apis import ApiHooks
 from capture.mindspore.backward import CellBackwards
 from capture.mindspore.cells import CellHooks
 from capture.mindspore.gradients import GradientGroups
+from capture.mindspore.graph_hooks import GraphHooks
 from capture.mindspore.kernels import KernelBackwards, KernelRecorder
 from capture.mindspore.passes import BackwardPasses
 
@@ -27,9 +28,14 @@ class MindSporeHooks:
         Where events go; whose tensors they are about.
     level
         ``L0``, ``L1``, ``L2`` or ``mix``.
+    graph
+        Taps on compiled cells, None where there are none.
     """
 
-    def __init__(self, observer: Observer, framework: MindSporeFramework, *, level: str) -> None:
+    def __init__(
+        self, observer: Observer, framework: MindSporeFramework, *, level: str, graph: GraphHooks | None = None
+    ) -> None:
+        self._graph = graph
         self._hooks_apis, self._hooks_cells = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         self._passes = BackwardPasses(observer.problem)
         self._backwards = CellBackwards(observer, framework, GradientGroups(observer), self._passes)
@@ -41,6 +47,10 @@ class MindSporeHooks:
 
     def install(self, model: Any) -> None:
         """Set the hooks: on every cell below ``model`` (or below each of a list), and on MindSpore's functions."""
+        if self._graph is not None:
+            self._graph.start()
+            if self._graph.records_all:
+                return
         self._passes.install()
         if self._hooks_cells:
             self._cells.install(model)
@@ -49,6 +59,8 @@ class MindSporeHooks:
 
     def finish(self) -> None:
         """Record what no hook brought."""
+        if self._graph is not None:
+            self._graph.finish()
         self._backwards.reset()
         self._cells.finish()
 
@@ -64,7 +76,8 @@ class MindSporeHooks:
 
     def never_fired(self) -> list[str]:
         """Paths of cells that were hooked and never called."""
-        return self._cells.never_fired()
+        found = self._cells.never_fired()
+        return found if self._graph is None else [path for path in found if not self._graph.has_fired(path)]
 
     def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
         """Record calls of ``module.api_name`` too."""

@@ -379,7 +379,9 @@ def test_graph_mode_compiles_and_runs_under_capture(
     ms.set_context(mode=ms.GRAPH_MODE)
     with captured(tmp_path, net, level=level, task="statistics"):
         assert np.allclose(np.frombuffer(bits(net(rows())), np.float32), np.frombuffer(alone, np.float32), atol=1e-6)
-    assert level == "L1" or "save and save_grad of capture.mindspore work inside a graph" in caplog.text
+    assert (
+        "nothing was captured" in caplog.text if level == "L1" else "Cell.0.Dense.forward.0" in units(tmp_path)[0].data
+    )
 
 
 @pytest.mark.parametrize("capture_mode", ["ast", "bytecode"])
