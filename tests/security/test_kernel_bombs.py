@@ -151,7 +151,7 @@ def test_deep_arguments_spoil_no_document(tmp_path: Path, depth: int) -> None:
 def test_arguments_of_many_launches_are_read_once_and_stay_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("msformat.foreign.kernel_dump.arguments._MOST_BYTES", 3000)
+    monkeypatch.setattr("msformat.foreign.kernel_dump.arguments._MOST_REPEATED", 3000)
     for at in range(50):
         one(tmp_path, at)
     (tmp_path / "Add.a.json").write_text(json.dumps("x" * 998))
@@ -164,8 +164,8 @@ def test_arguments_of_many_launches_are_read_once_and_stay_small(
 
     monkeypatch.setattr(LocalFileSystem, "read", counted)
     unit = only(tmp_path)
-    assert sum("arguments" in entry.value["kernel"] for entry in unit.values()) == 3
-    assert any("some are left out [bad-table]" in problem for problem in unit.problems)
+    assert sum("arguments" in entry.value["kernel"] for entry in unit.values()) == 4
+    assert any("given with the first of them" in note for note in unit.store.notes)
     assert reads.count("Add.a.json") == 1
 
 

@@ -14,8 +14,8 @@ __all__ = ["Arguments"]
 # They lie inside an entry of a document, which may not be deeper.
 _MOST_DEPTH = MAX_DEPTH - 8
 _MOST_FILE = 1 << 20
-# One file may belong to thousands of launches, and is written out with each.
-_MOST_BYTES = 64 << 20
+# One file may belong to thousands of launches: this much of a unit's document may be repetition.
+_MOST_REPEATED = 16 << 20
 
 
 class Arguments:
@@ -30,10 +30,10 @@ class Arguments:
     def __init__(self, fs: FileSystem) -> None:
         self._fs = fs
         self._known: dict[str, tuple[Any, int]] = {}
-        self._left = _MOST_BYTES
+        self._left = _MOST_REPEATED
 
     def read(self, path: str) -> Any:
-        """What a file says; None once a unit has more than fits, or the file was refused before.
+        """What a file says; None where that was said too often, or the file was refused before.
 
         Raises
         ------
@@ -43,13 +43,14 @@ class Arguments:
         if path not in self._known:
             self._known[path] = (None, 0)
             self._known[path] = self._parse(path)
+            return self._known[path][0]
         value, size = self._known[path]
         self._left -= size
         return value if self._left >= 0 else None
 
     @property
     def is_full(self) -> bool:
-        """Whether entries went without their arguments."""
+        """Whether entries went without arguments that others have."""
         return self._left < 0
 
     def _parse(self, path: str) -> tuple[Any, int]:

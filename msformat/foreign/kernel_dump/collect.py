@@ -99,8 +99,8 @@ def collect(fs: FileSystem, places: Iterable[Place], *, device: bool) -> Collect
         atb += read_atb_files(fs, place, side.atb_files, found)
     kernels += atb_kernels(fs, atb, found, arguments, device=device)
     if arguments.is_full:
-        text = f"{fs.describe('')}: there are more arguments of kernels than fit into a document: some are left out"
-        found.doubts.append(Doubt(DoubtName.bad_table, text))
+        text = f"{fs.describe('')}: arguments that many launches share are given with the first of them"
+        found.doubts.append(Doubt(DoubtName.left_alone, text))
     kernels.sort(key=lambda kernel: (kernel.stamp, natural_key(kernel.stem)))
     _enter(found, kernels)
     return found
