@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,13 @@ def test_other_places_are_none_of_it(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     fs = open_filesystem(str(tmp_path))
     assert list(find_foreign(fs, "", fs.list(""), msformat.UnitKey(0, "rank0"))) == []
+
+
+def test_a_list_of_empty_lines_costs_seconds(tmp_path: Path) -> None:
+    """64 MiB of them took minutes."""
+    np.save(tmp_path / "x_float32_0.npy", np.zeros(3, np.float32))
+    (tmp_path / "save_grad.jsonl").write_bytes(b'{"name": "y"}\n' + b"\n" * (63 << 20))
+    began = time.process_time()
+    (unit,) = msformat.open(tmp_path)
+    assert list(unit) == ["x.0.debug", "y_grad.0.debug"]
+    assert time.process_time() - began < 40

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any, ClassVar, NoReturn
 
 from numpy.typing import NDArray
@@ -27,6 +29,7 @@ _DOCUMENT = "debug.json"
 _HEAD = 1 << 14
 # A line a call: more than this is no list that save_grad wrote.
 _MOST_EXPECTED = 64 << 20
+_MOST_LINES = 1_000_000
 
 
 class SaveDirectoryStore(Store):
@@ -147,7 +150,8 @@ class SaveDirectoryStore(Store):
         """How often a gradient was asked for, by name; a line that is none, or torn, is left out."""
         if self._files.kind(EXPECTED) != "file" or self._files.size(EXPECTED) > _MOST_EXPECTED:
             return Counter()
-        return Counter(name for line in self._files.read(EXPECTED).splitlines() if (name := _name_in(line)))
+        lines = (line for line in io.BytesIO(self._files.read(EXPECTED, 0, _MOST_EXPECTED)) if line.strip())
+        return Counter(name for line in islice(lines, _MOST_LINES) if (name := _name_in(line.rstrip())))
 
     # --- life --------------------------------------------------------------------------------------------------
 
