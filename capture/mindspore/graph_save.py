@@ -13,6 +13,7 @@ from typing import Any
 
 import mindspore
 from mindspore import Tensor, ops
+from mindspore.ops import primitive
 from numpy.typing import NDArray
 
 from capture.framework import Wanted
@@ -219,26 +220,11 @@ def _dump(save_dir: str, name: str, tensor: Tensor, storage: str) -> Any:
     return carry(_SaveTap, (save_dir, storage, name), tensor)
 
 
-def _dump_gradient(save_dir: str, name: str, gradient: Tensor, storage: str) -> Any:
-    """Read by the compiler."""
-    if IS_ASCEND():
-        return _GradientDump()(_dump_path(save_dir, name, storage), gradient)
-    return carry(_GradientTap, (save_dir, storage, name), gradient)
-
-
 def _dump_path(save_dir: str, name: str, storage: str) -> str:
     """Read by the compiler. TensorDump itself puts step and rank in."""
     if storage != "files":
         raise ValueError("on Ascend a graph saves files; `msformat convert` makes HDF5 or Zarr of them")
     return save_dir + "/{step}/{rank}/" + name
-
-
-class _GradientDump(ops.TensorDump):  # type: ignore[misc]
-    """TensorDump for the graph of a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_prim_attr("side_effect_io", False)  # noqa: FBT003
 
 
 @mindspore.jit_class
@@ -257,13 +243,25 @@ class _GradientListener:
 
 
 def _listener(save_dir: str, name: str, storage: str) -> Any:
+    dump = ops.TensorDump()
+    dump.add_prim_attr("side_effect_io", False)  # noqa: FBT003 (as for taps in the graph of a gradient)
+
     def listen(gradient: Tensor) -> Tensor:
-        return ops.depend(gradient, _dump_gradient(save_dir, name, gradient, storage))
+        if IS_ASCEND():
+            return ops.depend(gradient, dump(_dump_path(save_dir, name, storage), gradient))
+        return ops.depend(gradient, carry(_GradientTap, (save_dir, storage, name), gradient))
 
     return listen
 
 
 def _move_tensor_dump() -> None:
-    """Let TensorDump write ``{step}`` as the next number: it takes this name for an order."""
-    order = "<tensordump-update-step>"
-    ops.TensorDump()(order, Tensor([1.0], mindspore.float32))
+    """Let TensorDump write ``{step}`` as the next number: it takes this name for an order.
+
+    Given twice, to the kernel and to what counts in front of it, between two waits for the device, as msprobe 26.2.0
+    does on Ascend. **Not run on a device.**
+    """
+    order, anything = "<tensordump-update-step>", Tensor([1.0], mindspore.float32)
+    mindspore.hal.synchronize()
+    primitive._run_op(ops.TensorDump(), "TensorDump", (order, anything))
+    ops.tensordump(order, anything)
+    mindspore.hal.synchronize()

@@ -456,3 +456,64 @@ def test_the_list_of_what_is_expected_is_plain(tmp_path: Path) -> None:
     save_grad(str(tmp_path), 'odd "name"', Tensor([1.0]))
     (line,) = (tmp_path / "step0/rank0/save_grad.jsonl").read_text().splitlines()
     assert json.loads(line) == {"name": 'odd "name"'}
+
+
+# --- Ascend, as far as a CPU can tell ------------------------------------------------------------------------------
+
+
+class _Ascend(ops.PrimitiveWithInfer):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__("Ascend")
+
+    def __call__(self) -> bool:
+        return True
+
+    def __infer__(self) -> dict[str, Any]:
+        return {"dtype": None, "shape": None, "value": True}
+
+
+@pytest.mark.parametrize("what", ["save", "save_grad"])
+def test_on_ascend_the_graph_holds_tensordump(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler of a CPU refuses it, and says what it refuses."""
+    monkeypatch.setattr(graph_save, "IS_ASCEND", _Ascend())
+    directory = str(tmp_path)
+
+    @ms.jit
+    def saved(x: Tensor) -> Tensor:
+        save(directory, "x", x)
+        return (x * x).sum()
+
+    @ms.jit
+    def listened(x: Tensor) -> Tensor:
+        x = save_grad(directory, "x", x)
+        return (x * x).sum()
+
+    with pytest.raises(RuntimeError, match="TensorDump"):
+        ms.grad(saved if what == "save" else listened)(Tensor([1.0], ms.float32))
+
+
+def test_on_ascend_a_graph_saves_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_save, "IS_ASCEND", _Ascend())
+    directory = str(tmp_path)
+
+    @ms.jit
+    def run(x: Tensor) -> Tensor:
+        save(directory, "x", x, "hdf5")
+        return x
+
+    with pytest.raises(ValueError, match="msformat convert"):
+        run(Tensor([1.0], ms.float32))
+
+
+def test_on_ascend_step_moves_tensordump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order that TensorDump takes for a new step reaches the kernel and what counts in front of it."""
+    orders: list[tuple[str, str]] = []
+    monkeypatch.setattr(graph_save, "IS_ASCEND", _Ascend())
+    monkeypatch.setattr(graph_save.primitive, "_run_op", lambda op, name, args: orders.append((name, args[0])))
+    monkeypatch.setattr(graph_save.ops, "tensordump", lambda order, tensor: orders.append(("tensordump", order)))
+    save(str(tmp_path), "x", Tensor([1.0]))
+    step()
+    save(str(tmp_path), "x", Tensor([1.0]))
+    order = "<tensordump-update-step>"
+    assert orders == [("TensorDump", order), ("tensordump", order)]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step1"]
