@@ -6,7 +6,7 @@
    is captured for real. It has the large run's entries, names and equal contents; each axis of each tensor is known by
    its number and gets the large run's length instead.
 2. *Costs*: two small models are captured into each store, one with many small tensors, one with larger ones. Bytes a
-   name, bytes a byte (the codec's ratio) and seconds of both kinds follow from them.
+   name, bytes a byte (the codec's ratio) and CPU seconds of both kinds follow from them.
 3. *Rules* of the stores that need no measuring: how many files, chunks and packs a tensor makes.
 
 ``--check`` predicts a model of other sizes, captures it, and compares (so does tests/capture/pytorch/test_scale.py).
@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import shutil
-import statistics
 import sys
 import tempfile
 import time
@@ -105,7 +104,10 @@ class Cost:
 
 
 def capture(config: LlamaConfig, root: Path, level: str, task: str, store: str = "files", repeats: int = 3) -> float:
-    """Record steps on this machine's CPUs, keep one; the seconds that recording and writing add to one, as a median."""
+    """Record steps on this machine's CPUs, keep one; the CPU seconds that recording and writing add to a step.
+
+    Of all threads, and the least of the repeats: what else the machine does meanwhile, and its disk, do not count.
+    """
     import torch
 
     from capture.pytorch import PrecisionDebugger
@@ -113,7 +115,7 @@ def capture(config: LlamaConfig, root: Path, level: str, task: str, store: str =
     torch.set_num_threads(2)
     model, inputs = make_step(config, "cpu")
     train_step(model, inputs)
-    bare = statistics.median(_seconds(lambda: train_step(model, inputs)) for _ in range(repeats))
+    bare = min(_seconds(lambda: train_step(model, inputs)) for _ in range(repeats))
     settings = {"level": level, "task": task, "dump_path": str(root), "storage": {"format": store}}
     file = root.with_name(f"{root.name}.json")
     file.write_text(json.dumps(settings))
@@ -127,7 +129,7 @@ def capture(config: LlamaConfig, root: Path, level: str, task: str, store: str =
         debugger.wait()
 
     step()  # the first one warms up
-    seconds = statistics.median(_seconds(step) for _ in range(repeats))
+    seconds = min(_seconds(step) for _ in range(repeats))
     debugger.close()
     for number in (0, *range(2, repeats + 1)):
         shutil.rmtree(root / f"step{number}")
@@ -135,9 +137,9 @@ def capture(config: LlamaConfig, root: Path, level: str, task: str, store: str =
 
 
 def _seconds(action: Any) -> float:
-    began = time.perf_counter()
+    began = time.process_time()
     action()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def read_plan(root: Path) -> Plan:
@@ -328,7 +330,7 @@ def check(root: Path, level: str, repeats: int = 3) -> list[tuple[object, ...]]:
 
 CHECK_COLUMNS = (
     "level", "task", "store", "bytes predicted", "written", "off", "files predicted", "written", "inodes predicted",
-    "written", "seconds predicted", "taken",
+    "written", "CPU s predicted", "taken",
 )  # fmt: skip
 
 
@@ -347,7 +349,7 @@ def forecast(found: dict[Any, Any], level: str, ranks: int) -> list[tuple[object
 
 
 FORECAST_COLUMNS = (
-    "level", "task", "store", "bytes a rank", "bytes of a step", "files", "inodes", "s a rank, this CPU",
+    "level", "task", "store", "bytes a rank", "bytes of a step", "files", "inodes", "CPU s a rank",
     "s, disk of a machine", "s, shared disk",
 )  # fmt: skip
 
