@@ -95,6 +95,12 @@ class SaveDirectories:
         """Write a tensor; ``bits`` (``dtype.storage``) stay the caller's."""
         self._guarded(place, lambda unit: unit.put(name, bits, dtype), name)
 
+    def await_end(self) -> None:
+        """Have the end of the process wait for what the program has started, and make the step in hand whole."""
+        if not self._units or not any(self._units.values()):
+            atexit.unregister(self.close)
+            atexit.register(self.close)
+
     def expect(self, place: Place, name: str) -> None:
         """Note that the gradient of ``name`` was asked for."""
         self._guarded(place, lambda unit: unit.expect(name), name)
@@ -155,9 +161,7 @@ class SaveDirectories:
         known = self._storages.setdefault(os.path.abspath(place.directory), place.storage)
         if known != place.storage:
             raise ValueError(f"this directory is written as {known} already, and a dump has one storage")
-        if not self._units or not any(self._units.values()):
-            atexit.unregister(self.close)
-            atexit.register(self.close)
+        self.await_end()
         directory = Path(place.directory) / f"step{self.step}" / f"rank{self._rank() or 0}"
         self._units[place] = (
             _NpyFiles(directory, self._next_number)

@@ -172,6 +172,11 @@ def _save_gradient(place: Place, name: str, gradient: Tensor) -> None:
 class _SaveTap(Tap):
     """Writes what comes out of a graph. Its address is directory, storage and name."""
 
+    def __init__(self, address: tuple[str, ...], dtype: str, shape: tuple[int, ...]) -> None:
+        # Now, in the program's own thread: the graph may run when Python is at its end and takes no more handlers.
+        _SAVED.await_end()
+        super().__init__(address, dtype, shape)
+
     def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
         del number
         directory, storage, name = address
@@ -188,15 +193,13 @@ class _GradientTap(_SaveTap):
     stands_alone = False
 
 
-class _Announcer(Tap):
+class _Announcer(_SaveTap):
     """Notes that a gradient was asked for."""
 
     def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:
         del bits, dtype, number
         directory, storage, name = address
         _SAVED.expect(Place(directory, storage), name)
-
-    failed = _SaveTap.failed
 
 
 def _save_in_graph(save_dir: str, name: str, data: Any, storage: str) -> None:
