@@ -112,7 +112,7 @@ def capture(config: LlamaConfig, root: Path, level: str, task: str, store: str =
 
     from capture.pytorch import PrecisionDebugger
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # more of them wait for each other busily, which would count
     model, inputs = make_step(config, "cpu")
     train_step(model, inputs)
     bare = min(_seconds(lambda: train_step(model, inputs)) for _ in range(repeats))
