@@ -26,7 +26,15 @@ from msformat import DType
 __all__ = ["save", "save_grad", "step"]
 
 _FRAMEWORK = MindSporeFramework()
-_SAVED = SaveDirectories(_FRAMEWORK.rank, settle)
+
+
+def _settle_graphs() -> None:
+    """Wait for graphs, too: what PyNative waits for are its own kernels."""
+    settle()
+    mindspore.runtime.synchronize()
+
+
+_SAVED = SaveDirectories(_FRAMEWORK.rank, _settle_graphs)
 _DATA = Wanted(statistics=False, data=True, md5=False)
 # Structures inside one another.
 _MAX_DEPTH = 50
