@@ -90,7 +90,6 @@ class SaveDirectories:
         self._storages: dict[str, str] = {}
         self._said: set[tuple[str, str, str]] = set()
         self._pid = os.getpid()
-        self._is_over = False
 
     def put(self, place: Place, name: str, bits: NDArray[Any], dtype: DType) -> None:
         """Write a tensor; ``bits`` (``dtype.storage``) stay the caller's."""
@@ -118,8 +117,6 @@ class SaveDirectories:
         except Exception as error:  # noqa: BLE001 (the program's own, which it did not wait for)
             _LOGGER.warning("the program ended with an error of a kernel: %s", error)
         self.finish()
-        # A kernel's thread that comes now would be inside a library that is being taken down.
-        self._is_over = True
 
     def finish(self) -> None:
         """Make every unit of the step whole."""
@@ -138,7 +135,7 @@ class SaveDirectories:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _guarded(self, place: Place, action: Callable[[_Unit], None], name: str) -> None:
-        if os.getpid() != self._pid or self._is_over:
+        if os.getpid() != self._pid:
             return  # a forked worker leaves the parent's files alone
         with self._mutex:
             unit = self._unit(place)

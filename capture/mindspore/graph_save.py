@@ -26,15 +26,7 @@ from msformat import DType
 __all__ = ["save", "save_grad", "step"]
 
 _FRAMEWORK = MindSporeFramework()
-
-
-def _settle_graphs() -> None:
-    """Wait for graphs, too: what PyNative waits for are its own kernels."""
-    settle()
-    mindspore.runtime.synchronize()
-
-
-_SAVED = SaveDirectories(_FRAMEWORK.rank, _settle_graphs)
+_SAVED = SaveDirectories(_FRAMEWORK.rank, settle)
 _DATA = Wanted(statistics=False, data=True, md5=False)
 # Structures inside one another.
 _MAX_DEPTH = 50
