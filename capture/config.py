@@ -21,7 +21,7 @@ from capture.config_values import DataMode, default_queue_bytes
 from capture.errors import CaptureError
 from msformat import MsformatError, StoreOptions, open_store, parse_entry
 
-__all__ = ["CaptureConfig", "DataMode", "StorageConfig", "load_config", "reread_enable"]
+__all__ = ["CaptureConfig", "DataMode", "StorageConfig", "load_config", "reread_enable", "try_store"]
 
 _DEFAULTS = {key.name: key.default for key in KEYS}
 _FRAMEWORKS = ("pytorch", "mindspore", "mindtorch")
@@ -322,14 +322,20 @@ def _storage(chosen: Mapping[str, Any] | None, found: Settings) -> StorageConfig
             raise CaptureError(f"{source}: compression: {storage.compression!r}: {message}")
         return storage
     try:
-        _try_store(storage)
+        try_store(storage)
     except (MsformatError, OSError) as error:
         raise CaptureError(f"{source}: {error}") from error
     return storage
 
 
-def _try_store(storage: StorageConfig) -> None:
-    """Open such a store and throw it away: a missing library or codec shows before the training begins."""
+def try_store(storage: StorageConfig) -> None:
+    """Open such a container and throw it away: a missing library or codec shows before the training begins.
+
+    Raises
+    ------
+    MsformatError, OSError
+        It cannot be written.
+    """
     with tempfile.TemporaryDirectory() as directory:
         location = os.path.join(directory, f"try{_CONTAINERS[storage.format]}")
         options = StoreOptions(compression=storage.compression, links=storage.links)

@@ -7,6 +7,7 @@ here raises into them: what cannot be written is said once, and the training goe
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -14,13 +15,15 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat import DType, DumpWriter, Header, safe_data_name, tensor_stats
+from capture.config import StorageConfig, try_store
+from msformat import DType, DumpWriter, Header, MsformatError, safe_data_name, tensor_stats
 
 __all__ = ["GRADIENT", "STORAGES", "Place", "SaveDirectories"]
 
@@ -95,8 +98,9 @@ class SaveDirectories:
         """Write a tensor; ``bits`` (``dtype.storage``) stay the caller's."""
         self._guarded(place, lambda unit: unit.put(name, bits, dtype), name)
 
-    def await_end(self) -> None:
+    def await_end(self, storage: str) -> None:
         """Have the end of the process wait for what the program has started, and make the step in hand whole."""
+        _load(storage)
         if not self._units or not any(self._units.values()):
             atexit.unregister(self.close)
             atexit.register(self.close)
@@ -161,7 +165,7 @@ class SaveDirectories:
         known = self._storages.setdefault(os.path.abspath(place.directory), place.storage)
         if known != place.storage:
             raise ValueError(f"this directory is written as {known} already, and a dump has one storage")
-        self.await_end()
+        self.await_end(place.storage)
         directory = Path(place.directory) / f"step{self.step}" / f"rank{self._rank() or 0}"
         self._units[place] = (
             _NpyFiles(directory, self._next_number)
@@ -239,6 +243,18 @@ class _NpyFiles:
 
     def finish(self) -> None:
         """Nothing is open."""
+
+
+@lru_cache(maxsize=len(STORAGES))
+def _load(storage: str) -> None:
+    """Import what a storage needs before we ask for the end of the process.
+
+    Exit handlers run last in, first out. That of h5py takes its converters out of the HDF5 library, and a kernel's
+    thread may be inside the library until ours has waited for it.
+    """
+    if storage != "files":
+        with contextlib.suppress(MsformatError, OSError):  # said when the container is opened
+            try_store(StorageConfig(format=storage))
 
 
 def _short(name: str) -> str:

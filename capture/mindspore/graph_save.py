@@ -174,7 +174,7 @@ class _SaveTap(Tap):
 
     def __init__(self, address: tuple[str, ...], dtype: str, shape: tuple[int, ...]) -> None:
         # Now, in the program's own thread: the graph may run when Python is at its end and takes no more handlers.
-        _SAVED.await_end()
+        _SAVED.await_end(address[1])
         super().__init__(address, dtype, shape)
 
     def receive(self, address: tuple[str, ...], bits: NDArray[Any], dtype: DType, number: int) -> None:

@@ -429,6 +429,28 @@ def test_a_program_that_never_calls_step(tmp_path: Path, storage: str) -> None:
     assert unit["x_grad.0.debug"].tensors[0].numpy().tolist() == [2.0, 4.0]
 
 
+# Exit handlers in the order they were asked for.
+_HANDLERS = """
+import atexit
+register, asked = atexit.register, []
+atexit.register = lambda function, *given, **named: (asked.append(function.__name__), register(function))[1]
+"""
+
+
+def test_the_end_is_awaited_before_hdf5_is_taken_down(tmp_path: Path) -> None:
+    """h5py's exit handler is inside the library without its lock; a kernel's thread may be there, too."""
+    script = tmp_path / "run.py"
+    script.write_text(f"{_HANDLERS}{_RUN}print(*asked)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script, tmp_path / "out", "hdf5"],
+        check=True, env=environment, timeout=200, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    asked = done.stdout.split()
+    last_first = asked[::-1]
+    assert last_first.index("close") < last_first.index("unregister_converters")
+
+
 def test_a_forked_worker_writes_nothing(tmp_path: Path, fresh: SaveDirectories) -> None:
     fresh._pid += 1  # what a child sees
     save(str(tmp_path / "out"), "x", Tensor([1.0]))
