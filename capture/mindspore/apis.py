@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import GRAPH_MODE, get_context
 
-from capture.mindspore.distributed import CommunicationApi, PendingWorks
+from capture.mindspore.distributed import CommunicationApi, CommunicationHandles
 from capture.mindspore.jit import JitWatch, tracing
 from capture.mindspore.primitives import PrimitiveHooks
 from capture.mindspore.wrappers import Api, ApiRecorder
@@ -57,7 +57,7 @@ class ApiHooks:
         recorder: type[ApiRecorder] = ApiRecorder,
     ) -> None:
         self._recorder = recorder(observer, framework, backwards, tracing())
-        self._pending = PendingWorks(observer)
+        self._pending = CommunicationHandles(observer)
         self._primitives = PrimitiveHooks(self._recorder)
         self._jit = JitWatch(self._recorder, self)
         self._names = _listed_names()

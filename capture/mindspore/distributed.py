@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.wrappers import Api, ApiRecorder, original_of
-from capture.patches import Patches
+from capture.pending import PendingWorks
 
 if TYPE_CHECKING:
-    from capture.observer import ApiCall, Observer
+    from capture.observer import ApiCall
 
-__all__ = ["CommunicationApi", "PendingWorks"]
+__all__ = ["CommunicationApi", "CommunicationHandles"]
 
 # Each has classes of its own, or those of another, from version to version.
 _PLACES = (
@@ -21,72 +21,20 @@ _PLACES = (
     "mindspore.ops.function.comm_func",
     "mindspore.mint.distributed.distributed",
 )
+_HANDLES = ("CommHandle", "CommHandle_")
 
 
-class _Pending:
-    """A call whose handles are not all waited for, with what it writes to."""
-
-    __slots__ = ("call", "handles", "values")
-
-    def __init__(self, call: ApiCall, values: Any, handles: list[Any]) -> None:
-        self.call, self.values, self.handles = call, values, handles
-
-
-class PendingWorks:
-    """Asynchronous calls under way. The only place where capture holds tensors: until wait, stop or step.
-
-    Nobody is waited for on the user's behalf (msprobe does), because that would order what the program left unordered.
-    """
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._patches = Patches()
-        # The handles are held as well, so that a number in here means the object it was taken from.
-        self._pending: dict[int, list[_Pending]] = {}
+class CommunicationHandles(PendingWorks):
+    """Watches ``CommHandle.wait``, and what ``P2POp`` is given."""
 
     def install(self) -> None:
-        """Watch ``CommHandle.wait``, and what ``P2POp`` is given."""
+        """Begin to watch."""
         modules = [sys.modules[place] for place in _PLACES if place in sys.modules]
         for handle in {vars(module)[name] for module in modules for name in _HANDLES if name in vars(module)}:
-            self._patches.put(handle, "wait", self._watching)
+            self.watch(handle)
         for operation in {module.P2POp for module in modules if hasattr(module, "P2POp")}:
             self._patches.put(operation, "__new__", _making_originals)
             self._patches.put(operation, "__init__", _holding_originals)
-
-    def remove(self) -> None:
-        """Stop watching."""
-        self._patches.restore()
-
-    def add(self, call: ApiCall, values: Any, handles: list[Any]) -> None:
-        """Have the values recorded as the call's output when all handles have been waited for."""
-        pending = _Pending(call, values, handles)
-        for handle in handles:
-            self._pending.setdefault(id(handle), []).append(pending)
-
-    def drop(self) -> None:
-        """Let go of calls that nobody waited for: their output is not known to be there."""
-        left = {id(pending): pending for waiting in self._pending.values() for pending in waiting}
-        self._pending = {}
-        for pending in left.values():
-            text = "nobody waited for this call before the step ended: its output is not captured"
-            self._observer.problem("not waited", pending.call.forward, text)
-            self._observer.fail_api(pending.call)
-
-    def _watching(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(wait)
-        def watched(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
-            result = wait(handle, *args, **kwargs)
-            if self._pending:
-                self._waited(handle)
-            return result
-
-        return watched
-
-    def _waited(self, handle: Any) -> None:
-        for pending in self._pending.pop(id(handle), ()):
-            pending.handles = [other for other in pending.handles if other is not handle]
-            if not pending.handles:
-                self._observer.end_api(pending.call, pending.values)
 
 
 class CommunicationApi(Api):
@@ -133,6 +81,3 @@ def _holding_originals(init: Callable[..., None]) -> Callable[..., None]:
         init(operation, original_of(op), *args, **kwargs)
 
     return hold
-
-
-_HANDLES = ("CommHandle", "CommHandle_")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.jit import JitWatch
 from capture.mindspore.wrappers import Api, ApiRecorder
-from capture.mindtorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks, holding_originals
+from capture.mindtorch.distributed import KNOWN_BY_IDENTITY, BackendWorks, CommunicationApi, holding_originals
 from capture.patches import Patches
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TorchApis:
 
     def __init__(self, observer: Observer, recorder: ApiRecorder, environment: TorchEnvironment) -> None:
         self._recorder, self._environment = recorder, environment
-        self._pending = PendingWorks(observer)
+        self._pending = BackendWorks(observer)
         self._names = _listed_names()
         self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
         self._patches, self._custom_patches = Patches(), Patches()

@@ -20,7 +20,7 @@ import torch.distributed
 
 from capture.patches import Patches
 from capture.pytorch.compiled import GraphWatch
-from capture.pytorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, PendingWorks
+from capture.pytorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, TorchWorks
 from capture.pytorch.modes import EarlyBound, handing_over_originals
 from capture.pytorch.optimizers import TreeRoots
 from capture.pytorch.wrappers import Api, ApiMethod, ApiRecorder
@@ -50,7 +50,7 @@ class ApiHooks:
 
     def __init__(self, observer: Observer, framework: ApiFramework, recorder: type[ApiRecorder] = ApiRecorder) -> None:
         self._recorder = recorder(observer, framework)
-        self._pending = PendingWorks(observer)
+        self._pending = TorchWorks(observer)
         self._names = _listed_names()
         self._apis: dict[tuple[str, str], Api] = {}
         self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
