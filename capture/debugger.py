@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from capture.config import load_config, reread_enable
 from capture.errors import CaptureError
 from capture.kernel.session import KernelSession
+from capture.record import Recorder
 from capture.saving import Saver
 from capture.session import Hooks, Session
 
@@ -168,9 +169,7 @@ class DebuggerBase(ABC):
         if not session.is_wanted:
             return
         tokens = _checked_token_range(token_range)
-        if self._hooks is None:
-            self._hooks = self._make_hooks()
-        if session.start(self._hooks, self.model, paused=tokens is not None) and tokens is not None:
+        if session.start(self._own_hooks(), self.model, paused=tokens is not None) and tokens is not None:
             self._follow_tokens(tokens)
 
     @either
@@ -233,12 +232,12 @@ class DebuggerBase(ABC):
         if not callable(getattr(module, api_name, None)):
             raise CaptureError(f"{module!r} has no function {api_name!r}")
         prefix = str(api_prefix or getattr(module, "__name__", "Custom"))
-        self._custom_apis(register=True, module=module, api_name=api_name, prefix=prefix)
+        self._own_hooks().add_custom(module, api_name, prefix)
 
     @either
     def restore_custom_api(self, module: Any, api_name: str) -> None:
         """Undo ``register_custom_api``."""
-        self._custom_apis(register=False, module=module, api_name=api_name, prefix="")
+        self._own_hooks().remove_custom(module, api_name)
 
     # --- what msprobe has not ----------------------------------------------------------------------------------------
 
@@ -290,13 +289,15 @@ class DebuggerBase(ABC):
         if self._undo_token_range is None:
             self._undo_token_range = self._count_tokens(self.model, on_token)
 
-    @abstractmethod
     def _make_saver(self) -> Saver:
         """What ``save`` goes to."""
+        return Saver(self.framework, Recorder(self.framework, on_problem=self._session.problem), self.config)
 
-    @abstractmethod
-    def _custom_apis(self, *, register: bool, module: Any, api_name: str, prefix: str) -> None:
-        """Begin or end recording a function of the user's."""
+    def _own_hooks(self) -> Hooks:
+        """The hooks, made on first use."""
+        if self._hooks is None:
+            self._hooks = self._make_hooks()
+        return self._hooks
 
 
 def _checked_token_range(token_range: Any) -> tuple[int, int] | None:

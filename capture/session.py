@@ -72,6 +72,12 @@ class Hooks(Protocol):
     def never_fired(self) -> list[str]:
         """Paths of modules that were hooked and never called."""
 
+    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
+        """Record calls of ``module.api_name`` too, from now on, while the hooks are set."""
+
+    def remove_custom(self, module: Any, api_name: str) -> None:
+        """Undo ``add_custom``."""
+
 
 class _Capturing:
     """Which session of this process captures: hooks of two would record each other."""

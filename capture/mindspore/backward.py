@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mindspore._c_expression import PyNativeExecutor_
 
@@ -34,24 +34,12 @@ from capture.mindspore.passes import BackwardPasses
 
 if TYPE_CHECKING:
     from capture.framework import Framework
+    from capture.module_calls import BackwardListener
     from capture.observer import Observer
 
-__all__ = ["BackwardListener", "CellBackwards"]
+__all__ = ["CellBackwards"]
 
 _executor = PyNativeExecutor_.get_instance()
-
-
-class BackwardListener(Protocol):
-    """Who is told about the backward of a cell call. It must reach nothing of the graph."""
-
-    def opened(self) -> None:
-        """The first gradient of an output is there."""
-
-    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
-        """Gradients of outputs and inputs, one a tensor; None where none came."""
-
-    def dropped(self) -> None:
-        """The backward raised before the call closed."""
 
 
 class CellBackwards:

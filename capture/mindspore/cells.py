@@ -10,6 +10,7 @@ from mindspore import GRAPH_MODE, get_context, nn
 from capture.mindspore.calls import CellCalls
 from capture.mindspore.jit import tracing
 from capture.mindspore.parameters import ParameterGradients, own_parameters
+from capture.module_calls import ModuleListener, models_of
 
 if TYPE_CHECKING:
     from capture.mindspore.backward import CellBackwards
@@ -69,7 +70,7 @@ class CellHooks:
         self.remove()
         if get_context("mode") == GRAPH_MODE:
             self._observer.problem("graph mode", "", _GRAPH_MODE)
-        for base, model in _models(models):
+        for base, model in models_of(models):
             try:
                 self._hook_all(model, base)
             except Exception as error:  # noqa: BLE001 (cells_and_names is the model's own, and may be replaced)
@@ -181,28 +182,16 @@ class _Hook:
         return output
 
 
-class _CellListener:
-    """Hands the backward of a call to the observer."""
+class _CellListener(ModuleListener):
+    """Notes that there was a backward."""
 
-    __slots__ = ("call", "hooks")
+    __slots__ = ("hooks",)
 
     def __init__(self, hooks: CellHooks, call: ModuleCall) -> None:
-        self.hooks, self.call = hooks, call
+        super().__init__(hooks.observer, call)
+        self.hooks = hooks
 
     def opened(self) -> None:
+        """The cell's backward begins."""
         self.hooks.note_backward()
-        self.hooks.observer.open_module_backward(self.call)
-
-    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
-        self.hooks.observer.module_backward(self.call, grad_outputs, grad_inputs)
-
-    def dropped(self) -> None:
-        stack = self.hooks.observer.local.stack
-        if self.call.backward in stack:
-            stack.remove(self.call.backward)
-
-
-def _models(models: Any) -> list[tuple[str, Any]]:
-    if isinstance(models, (list, tuple)):
-        return [(f"{index}.", model) for index, model in enumerate(models)]
-    return [("", models)]
+        super().opened()

@@ -19,8 +19,6 @@ from capture.mindspore.hooks import MindSporeHooks
 from capture.mindspore.kernel_graph import MindSporeRuntime
 from capture.mindspore.kernels import kernel_device
 from capture.mindspore.tensors import MindSporeFramework
-from capture.record import Recorder
-from capture.saving import Saver
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -144,17 +142,6 @@ class PrecisionDebugger(DebuggerBase):
         calls = CellCalls()
         calls.add(first, _Counter(on_token))
         return calls.remove
-
-    def _make_saver(self) -> Saver:
-        return Saver(self.framework, Recorder(self.framework, on_problem=self._session.problem), self.config)
-
-    def _custom_apis(self, *, register: bool, module: Any, api_name: str, prefix: str) -> None:
-        if self._hooks is None:
-            self._hooks = self._make_hooks()
-        if register:
-            self._hooks.add_custom(module, api_name, prefix)
-        else:
-            self._hooks.remove_custom(module, api_name)
 
 
 def _class_for(kind: type[PrecisionDebugger]) -> type[PrecisionDebugger]:

@@ -16,8 +16,8 @@ from capture.mindspore.graph import NO_GRAPH, SHOWS_GRAPH, CallInputs, Clock, ed
 from capture.mindspore.wrappers import ApiRecorder
 
 if TYPE_CHECKING:
-    from capture.mindspore.backward import BackwardListener
     from capture.mindspore.passes import BackwardPasses
+    from capture.module_calls import BackwardListener
     from capture.observer import ApiCall, Observer
 
 __all__ = ["KernelBackwards", "KernelRecorder", "kernel_device", "synchronize"]

@@ -11,11 +11,11 @@ from capture.mindtorch.tensorhooks import SHOWS_GRAPH
 
 if TYPE_CHECKING:
     from capture.framework import Framework
-    from capture.mindspore.backward import BackwardListener
     from capture.mindspore.passes import BackwardPasses
-    from capture.observer import ModuleCall, Observer
+    from capture.module_calls import BackwardListener
+    from capture.observer import Observer
 
-__all__ = ["Backwards", "ModuleListener", "make_backwards"]
+__all__ = ["Backwards", "make_backwards"]
 
 
 class Backwards(Protocol):
@@ -36,26 +36,3 @@ def make_backwards(observer: Observer, framework: Framework, passes: BackwardPas
     if SHOWS_GRAPH:
         return CellBackwards(observer, framework, GradientGroups(observer), passes)
     return CallBackwards(observer, passes)
-
-
-class ModuleListener:
-    """Hands the backward of a module call to the observer."""
-
-    __slots__ = ("call", "observer")
-
-    def __init__(self, observer: Observer, call: ModuleCall) -> None:
-        self.observer, self.call = observer, call
-
-    def opened(self) -> None:
-        """The module's backward begins."""
-        self.observer.open_module_backward(self.call)
-
-    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
-        """It is over."""
-        self.observer.module_backward(self.call, grad_outputs, grad_inputs)
-
-    def dropped(self) -> None:
-        """It raised."""
-        stack = self.observer.local.stack
-        if self.call.backward in stack:
-            stack.remove(self.call.backward)

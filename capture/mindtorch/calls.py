@@ -17,8 +17,8 @@ from capture.mindspore.graph import tensors_of
 from capture.mindtorch.tensorhooks import TensorGroups, is_inner, records_gradients
 
 if TYPE_CHECKING:
-    from capture.mindspore.backward import BackwardListener
     from capture.mindspore.passes import BackwardPasses
+    from capture.module_calls import BackwardListener
     from capture.observer import Observer
 
 __all__ = ["Call", "CallBackwards"]

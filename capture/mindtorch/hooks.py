@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from capture.mindspore.jit import tracing
@@ -13,6 +12,7 @@ from capture.mindtorch.apis import TorchApis
 from capture.mindtorch.backwards import make_backwards
 from capture.mindtorch.modules import ModuleHooks
 from capture.mindtorch.tensorhooks import SHOWS_GRAPH
+from capture.torch_hooks import TorchLikeHooks
 
 if TYPE_CHECKING:
     from capture.mindtorch.environment import TorchEnvironment
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MindTorchHooks"]
 
 
-class MindTorchHooks:
+class MindTorchHooks(TorchLikeHooks):
     """Sets the hooks that a level needs and takes off every one of them again.
 
     Parameters
@@ -38,7 +38,6 @@ class MindTorchHooks:
     def __init__(
         self, observer: Observer, framework: MindTorchFramework, environment: TorchEnvironment, *, level: str
     ) -> None:
-        self._hooks_apis, self._hooks_modules = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         self._passes = BackwardPasses(observer.problem)
         self._backwards = make_backwards(observer, framework, self._passes)
         listens = level == "L2" and SHOWS_GRAPH
@@ -47,8 +46,7 @@ class MindTorchHooks:
         recorder = kind(observer, framework, followed, tracing())
         self._apis = TorchApis(observer, recorder, environment)
         self._modules = ModuleHooks(observer, self._backwards, self._passes, framework.give_back)
-        self._are_set = False
-        self._alone: tuple[weakref.ReferenceType[Any], str] | None = None
+        super().__init__(self._apis, self._modules, level=level)
 
     def install(self, model: Any) -> None:
         """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
@@ -65,10 +63,6 @@ class MindTorchHooks:
         self._backwards.reset()
         self._modules.finish()
 
-    def new_step(self) -> None:
-        """Let go of what a step left waiting."""
-        self._apis.drop_pending()
-
     def remove(self) -> None:
         """Take them off; a function of torch is the object it was."""
         self._are_set = False
@@ -76,34 +70,3 @@ class MindTorchHooks:
         self._modules.remove()
         self._backwards.reset()
         self._passes.remove()
-
-    def never_fired(self) -> list[str]:
-        """Paths of modules that were hooked and never called."""
-        return self._modules.never_fired()
-
-    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
-        """Record calls of ``module.api_name`` too."""
-        self._apis.add_custom(module, api_name, prefix)
-
-    def remove_custom(self, module: Any, api_name: str) -> None:
-        """Undo ``add_custom``."""
-        self._apis.remove_custom(module, api_name)
-
-    def begin_module_dump(self, module: Any, name: str) -> None:
-        """Record one module alone, APIs not at all, until ``end_module_dump``; that may begin before a start."""
-        self._alone = weakref.ref(module), name
-        if self._are_set:
-            self._modules.remove_one()
-            self._leave_alone()
-
-    def end_module_dump(self) -> None:
-        """Record as before again."""
-        self._alone = None
-        self._modules.remove_one()
-        if self._are_set and self._hooks_apis:
-            self._apis.install()
-
-    def _leave_alone(self) -> None:
-        module, name = (self._alone[0](), self._alone[1]) if self._alone is not None else (None, "")
-        if module is not None and self._modules.install_one(module, name):
-            self._apis.remove()

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mindspore import Tensor
 
 from capture.mindspore.parameters import ParameterGradients
-from capture.mindtorch.backwards import Backwards, ModuleListener
+from capture.module_calls import ModuleListener, RunningModules, inert, models_of, own_parameters
 
 if TYPE_CHECKING:
     from capture.mindspore.passes import BackwardPasses
-    from capture.observer import ModuleCall, Observer
+    from capture.mindtorch.backwards import Backwards
+    from capture.observer import Observer
 
 __all__ = ["ModuleHooks"]
-
-
-class _Running:
-    """One call of a module that has begun and not ended."""
-
-    __slots__ = ("call", "error", "hook", "inputs")
-
-    def __init__(self, hook: _Hook, call: ModuleCall, inputs: Any, error: int) -> None:
-        self.hook, self.call, self.inputs, self.error = hook, call, inputs, error
-
-
-class _Stack(threading.local):
-    """Running module calls of this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.running: list[_Running] = []
 
 
 class _Parameters(ParameterGradients):
@@ -45,7 +27,7 @@ class _Parameters(ParameterGradients):
 
     def add(self, prefix: str, module: Any) -> None:
         """Note the parameters that a module itself has; ``prefix`` is ``Module.{path}.{class}``."""
-        for name, parameter in _own_parameters(module).items():
+        for name, parameter in own_parameters(module).items():
             if id(parameter) not in self._owners:
                 self._before[id(parameter)] = _state(_gradient(parameter))
             _, owners = self._owners.setdefault(id(parameter), (parameter, []))
@@ -87,7 +69,7 @@ class ModuleHooks:
         self._parameters = _Parameters(observer)
         passes.listen(on_end=self._end_of_pass, on_result=self._parameters.arrived)
         self._had_backward = False
-        self._stack = _Stack()
+        self._running = RunningModules(observer)
         self._handles: list[Any] = []
         self._single: list[Any] = []
         self._single_id: int | None = None
@@ -99,7 +81,7 @@ class ModuleHooks:
     def install(self, models: Any) -> None:
         """Hook every module below a model, or below each model of a list or tuple; the models themselves are not."""
         self.remove()
-        for base, model in _models(models):
+        for base, model in models_of(models):
             try:
                 for path, module in model.named_modules():
                     if module is not model:
@@ -140,8 +122,7 @@ class ModuleHooks:
         self._silent.clear()
         self._parameters.forget()
         self._had_backward = False
-        running, self._stack.running = self._stack.running, []
-        self._leave(running)
+        self._running.abandon()
 
     def never_fired(self) -> list[str]:
         """Paths of modules that were hooked and never called: unused, or only their ``forward`` was."""
@@ -174,41 +155,25 @@ class ModuleHooks:
         if call is None:
             return
         inputs = self._backwards.begin(args) if observer.wants_backward(call) else None
-        # An exception that was being handled before is no failure of this call. Its identity alone: it holds frames.
-        self._stack.running.append(_Running(hook, call, inputs, id(sys.exc_info()[1])))
+        self._running.begin(hook, call, inputs)
 
     def leave(self, hook: _Hook, module: Any, output: Any) -> None:
         """A module's forward has returned, or raised."""
-        running = self._take(hook)
-        if running is None:
+        run = self._running.end(hook)
+        if run is None:
             return
-        observer, error = self._observer, sys.exc_info()[1]
-        if error is not None and id(error) != running.error:
-            observer.abort_module(running.call)
+        observer = self._observer
+        if run.has_raised:
+            observer.abort_module(run.call)
             return
-        observer.end_module(running.call, output, _own_parameters(module))
+        observer.end_module(run.call, output, own_parameters(module))
         self._parameters.add(hook.prefix, module)  # some are made by the first forward
-        if running.inputs is not None:
-            self._backwards.end(running.inputs, output, ModuleListener(observer, running.call))
+        if run.inputs is not None:
+            self._backwards.end(run.inputs, output, ModuleListener(observer, run.call))
 
     def failed(self, where: str, error: BaseException) -> None:
         """Report; the training goes on."""
         self._observer.problem(f"module hook {type(error).__name__}", where, str(error))
-
-    def _take(self, hook: _Hook) -> _Running | None:
-        """The innermost call of this hook. Calls above it were left by an exception that tells nobody."""
-        running = self._stack.running
-        for index in range(len(running) - 1, -1, -1):
-            if running[index].hook is hook:
-                found = running[index]
-                self._leave(running[index + 1 :])
-                del running[index:]
-                return found
-        return None
-
-    def _leave(self, left: list[_Running]) -> None:
-        for running in reversed(left):
-            self._observer.abort_module(running.call)
 
     def _end_of_pass(self, _: int, failed: bool) -> None:  # noqa: FBT001 (a callback)
         self._had_backward |= not failed
@@ -229,7 +194,7 @@ class _Hook:
             self.hooks.failed(self.path, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert()
+        return inert()
 
 
 class _AfterHook:
@@ -249,7 +214,7 @@ class _AfterHook:
         before.hooks.give_back()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert()
+        return inert()
 
 
 def _register_after(module: Any, after: _AfterHook) -> Any:
@@ -276,17 +241,6 @@ class _Handle:
             self._always.pop(self._handle.id, None)
 
 
-def _inert() -> tuple[Any, ...]:
-    """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
-    return getattr, (nullcontext(), "__exit__")
-
-
-def _models(models: Any) -> list[tuple[str, Any]]:
-    if isinstance(models, (list, tuple)):
-        return [(f"{index}.", model) for index, model in enumerate(models)]
-    return [("", models)]
-
-
 def _is_never_called(kind: type[Any]) -> bool:
     """Containers have the ``forward`` of the class that they are all made from, which only raises."""
     return any(kind.forward is base.__dict__.get("forward") for base in kind.__mro__ if base.__name__ == "Module")
@@ -304,7 +258,3 @@ def _gradient(parameter: Any) -> Any:
 def _state(gradient: Any) -> tuple[int, Any] | None:
     """Tells whether a gradient is another one or, where MindSpore counts that, was added to."""
     return None if gradient is None else (id(gradient), getattr(gradient, "_version", None))
-
-
-def _own_parameters(module: Any) -> dict[str, Any]:
-    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}

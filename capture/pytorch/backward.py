@@ -14,31 +14,19 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from capture.framework import Framework
+from capture.module_calls import BackwardListener
 from capture.pytorch.gradients import GradientGroups, GradientObserver, is_transformed
 from capture.pytorch.graph import LEAF_SEQUENCE, CallInputs, Tap, Walk, edge_of, inputs_of, output_tensors, walk
 
-__all__ = ["BackwardListener", "ModuleBackwards"]
+__all__ = ["ModuleBackwards"]
 
 # Backward passes that failed leave their calls behind in threads that never run a forward.
 _MOST_PASSES = 16
-
-
-class BackwardListener(Protocol):
-    """Who is told about the backward of a module call. It must reach nothing of the graph."""
-
-    def opened(self) -> None:
-        """The first gradient of an output is there."""
-
-    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
-        """Gradients of outputs and inputs, one an output or input that requires one; None where none came."""
-
-    def dropped(self) -> None:
-        """The backward raised before the call closed."""
 
 
 class _Quiet:

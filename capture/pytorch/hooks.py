@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
-import torch
 from torch._C import DisableTorchFunction
 
 from capture.observer import Observer
@@ -15,6 +13,7 @@ from capture.pytorch.kernels import KernelRecorder
 from capture.pytorch.modules import ModuleHooks
 from capture.pytorch.tensors import TorchFramework
 from capture.pytorch.wrappers import ApiRecorder
+from capture.torch_hooks import TorchLikeHooks
 
 __all__ = ["TorchHooks"]
 
@@ -27,7 +26,7 @@ class _SharedGradients:
         self.advance = groups.advance
 
 
-class TorchHooks:
+class TorchHooks(TorchLikeHooks):
     """Sets the hooks that a level needs and takes off every one of them again.
 
     Parameters
@@ -39,13 +38,11 @@ class TorchHooks:
     """
 
     def __init__(self, observer: Observer, framework: TorchFramework, *, level: str) -> None:
-        self._hooks_apis, self._hooks_modules = level in ("L1", "L2", "mix"), level in ("L0", "mix")
         groups = GradientGroups(observer)
         recorder = KernelRecorder if level == "L2" else ApiRecorder
         self._apis = ApiHooks(observer, _SharedGradients(groups), recorder)
         self._modules = ModuleHooks(observer, framework, groups)
-        self._are_set = False
-        self._alone: tuple[weakref.ReferenceType[torch.nn.Module], str] | None = None
+        super().__init__(self._apis, self._modules, level=level)
 
     def install(self, model: Any) -> None:
         """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
@@ -62,44 +59,9 @@ class TorchHooks:
         with DisableTorchFunction():
             self._modules.finish()
 
-    def new_step(self) -> None:
-        """Let go of what a step left waiting."""
-        self._apis.drop_pending()
-
     def remove(self) -> None:
         """Take them off; a function of torch is the object it was."""
         self._are_set = False
         self._apis.remove()
         with DisableTorchFunction():
             self._modules.remove()
-
-    def never_fired(self) -> list[str]:
-        """Paths of modules that were hooked and never called."""
-        return self._modules.never_fired()
-
-    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
-        """Record calls of ``module.api_name`` too."""
-        self._apis.add_custom(module, api_name, prefix)
-
-    def remove_custom(self, module: Any, api_name: str) -> None:
-        """Undo ``add_custom``."""
-        self._apis.remove_custom(module, api_name)
-
-    def begin_module_dump(self, module: torch.nn.Module, name: str) -> None:
-        """Record one module alone, APIs not at all, until ``end_module_dump``; that may begin before a start."""
-        self._alone = weakref.ref(module), name
-        if self._are_set:
-            self._modules.remove_one()
-            self._leave_alone()
-
-    def end_module_dump(self) -> None:
-        """Record as before again."""
-        self._alone = None
-        self._modules.remove_one()
-        if self._are_set and self._hooks_apis:
-            self._apis.install()
-
-    def _leave_alone(self) -> None:
-        module, name = (self._alone[0](), self._alone[1]) if self._alone is not None else (None, "")
-        if module is not None and self._modules.install_one(module, name):
-            self._apis.remove()

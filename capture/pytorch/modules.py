@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,32 +11,16 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from capture.framework import Framework
-from capture.observer import ModuleCall, Observer
+from capture.module_calls import ModuleListener, RunningModules, inert, models_of, own_parameters
+from capture.observer import Observer
 from capture.pytorch.backward import ModuleBackwards
 from capture.pytorch.gradients import GradientGroups
-from capture.pytorch.graph import CallInputs
 from capture.pytorch.parameters import ParameterHooks
 from capture.pytorch.scripting import ScriptingGuard
 
 __all__ = ["ModuleHooks"]
 
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)  # a wrapper around modules that are recorded themselves
-
-
-class _Running:
-    """One call of a module that has begun and not ended."""
-
-    __slots__ = ("call", "error", "hook", "inputs")
-
-    def __init__(self, hook: _Hook, call: ModuleCall, inputs: CallInputs | None, error: int) -> None:
-        self.hook, self.call, self.inputs, self.error = hook, call, inputs, error
-
-
-class _Stack(threading.local):
-    """Running module calls of this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.running: list[_Running] = []
 
 
 class ModuleHooks:
@@ -60,7 +42,7 @@ class ModuleHooks:
         self._backwards = ModuleBackwards(observer, framework, self.groups)
         self._parameters = ParameterHooks(observer)
         self._scripting = ScriptingGuard(_is_ours, self._on_script)
-        self._stack = _Stack()
+        self._running = RunningModules(observer)
         self._handles: list[Any] = []
         self._single: list[Any] = []
         self._single_id: int | None = None
@@ -73,7 +55,7 @@ class ModuleHooks:
         """Hook every module below a model, or below each model of a list or tuple; the models themselves are not."""
         self.remove()
         self._scripting.install()
-        for base, model in _models(models):
+        for base, model in models_of(models):
             if not isinstance(model, nn.Module):
                 self._observer.problem("not hooked", base, f"a {type(model).__qualname__} is no module")
                 continue
@@ -126,7 +108,7 @@ class ModuleHooks:
         self._hooked.clear()
         self._silent.clear()
         self._parameters.remove()
-        self._leave_stale()
+        self._running.abandon()
         self._backwards.reset()
         self.groups.reset()
 
@@ -182,23 +164,21 @@ class ModuleHooks:
         if call is None:
             return
         inputs = self._backwards.begin(args) if observer.wants_backward(call) else None
-        # An exception that was being handled before is no failure of this call. Its identity alone: it holds frames.
-        self._stack.running.append(_Running(hook, call, inputs, id(sys.exc_info()[1])))
+        self._running.begin(hook, call, inputs)
 
     def leave(self, hook: _Hook, module: nn.Module, output: Any) -> None:
         """A module's forward has returned, or raised."""
-        running = self._take(hook)
-        if running is None:
+        run = self._running.end(hook)
+        if run is None:
             return
-        observer, call = self._observer, running.call
-        error = sys.exc_info()[1]
-        if error is not None and id(error) != running.error:
+        observer, call = self._observer, run.call
+        if run.has_raised:
             observer.abort_module(call)
             return
-        observer.end_module(call, output, _own_parameters(module))
+        observer.end_module(call, output, own_parameters(module))
         self._parameters.install(hook.prefix, module)
-        if running.inputs is not None:
-            self._backwards.end(running.inputs, output, _ModuleListener(observer, call))
+        if run.inputs is not None:
+            self._backwards.end(run.inputs, output, ModuleListener(observer, call))
 
     def note_export(self, path: str) -> None:
         """Say that a call went by unrecorded because a graph is being made of it."""
@@ -208,23 +188,6 @@ class ModuleHooks:
     def failed(self, where: str, error: BaseException) -> None:
         """Report; the training goes on."""
         self._observer.problem(f"module hook {type(error).__name__}", where, str(error))
-
-    def _take(self, hook: _Hook) -> _Running | None:
-        """The innermost call of this hook. Calls above it were left by an exception that tells nobody."""
-        running = self._stack.running
-        for index in range(len(running) - 1, -1, -1):
-            if running[index].hook is hook:
-                found = running[index]
-                for left in reversed(running[index + 1 :]):
-                    self._observer.abort_module(left.call)
-                del running[index:]
-                return found
-        return None
-
-    def _leave_stale(self) -> None:
-        running, self._stack.running = self._stack.running, []
-        for left in reversed(running):
-            self._observer.abort_module(left.call)
 
 
 class _Hook:
@@ -247,7 +210,7 @@ class _Hook:
             self.hooks.failed(self.path, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert()
+        return inert()
 
 
 class _AfterHook:
@@ -268,32 +231,7 @@ class _AfterHook:
             before.hooks.failed(before.path, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _inert()
-
-
-class _ModuleListener:
-    """Hands the backward of a call to the observer."""
-
-    __slots__ = ("call", "observer")
-
-    def __init__(self, observer: Observer, call: ModuleCall) -> None:
-        self.observer, self.call = observer, call
-
-    def opened(self) -> None:
-        self.observer.open_module_backward(self.call)
-
-    def closed(self, grad_outputs: tuple[Any, ...], grad_inputs: tuple[Any, ...]) -> None:
-        self.observer.module_backward(self.call, grad_outputs, grad_inputs)
-
-    def dropped(self) -> None:
-        stack = self.observer.local.stack
-        if self.call.backward in stack:
-            stack.remove(self.call.backward)
-
-
-def _inert() -> tuple[Any, ...]:
-    """How a copied or pickled model remembers a hook: as something that does nothing and needs no capture to load."""
-    return getattr, (nullcontext(), "__exit__")
+        return inert()
 
 
 def _obstacle(module: nn.Module) -> str | None:
@@ -317,13 +255,3 @@ def _is_never_called(module: nn.Module) -> bool:
 
 def _is_ours(hook: object) -> bool:
     return isinstance(hook, (_Hook, _AfterHook))
-
-
-def _models(models: Any) -> list[tuple[str, Any]]:
-    if isinstance(models, (list, tuple)):
-        return [(f"{index}.", model) for index, model in enumerate(models)]
-    return [("", models)]
-
-
-def _own_parameters(module: nn.Module) -> dict[str, Any]:
-    return {name: parameter for name, parameter in module._parameters.items() if parameter is not None}

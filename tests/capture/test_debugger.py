@@ -14,8 +14,6 @@ import pytest
 import msformat
 from capture.debugger import DebuggerBase
 from capture.errors import CaptureError
-from capture.record import Recorder
-from capture.saving import Saver
 from msformat.stores.hdf5_guard import load_h5py
 from tests.capture.fake_framework import FakeFramework, FakeTensor
 from tests.capture.test_session import NoHooks
@@ -44,12 +42,6 @@ class FakeDebugger(DebuggerBase):
             self.on_token = None
 
         return undo
-
-    def _make_saver(self) -> Saver:
-        return Saver(self.framework, Recorder(self.framework, on_problem=self._session.problem), self.config)
-
-    def _custom_apis(self, *, register: bool, module: Any, api_name: str, prefix: str) -> None:
-        raise AssertionError("no test registers a function that exists")
 
     def relu(self, *values: float) -> None:
         """Play a call of an API."""
