@@ -66,7 +66,11 @@ def test_interrupted(source: Path, tmp_path: Path, target: str, jobs: int, momen
     # A signal while Python compiles something ends the process by the signal itself, after our line.
     assert process.returncode in (130, -signal.SIGINT, 0), err.decode()
     assert b"Traceback" not in err, err.decode()
-    assert process.returncode == 0 or b"interrupted" in err
+    if b"interrupted" not in err:
+        # A fast machine was done before; a signal while Python leaves ends the process without a word.
+        report = verify(tmp_path / target)
+        assert report.exit_code == 0
+        assert sum(unit.tensors for unit in report.units) == 120
     assert is_gone(process.pid)
     left = [path for path in tmp_path.rglob("*") if is_temporary(path.name) or path.name.endswith("-lock")]
     assert left == []

@@ -27,6 +27,8 @@ NAMES = [
 
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
+    # One for the whole process: other tests leave things in it, too.
+    fsspec.filesystem("memory").store.clear()
     yield
     fsspec.filesystem("memory").store.clear()
 
