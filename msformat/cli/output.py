@@ -7,7 +7,6 @@ import json
 import math
 import os
 import sys
-import unicodedata
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msformat.credentials import hide_credentials
+from msformat.plaintext import plain
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -62,17 +62,6 @@ def console(*, stderr: bool = False) -> Console:
     # In a pipe a table must not be folded to 80 columns: the reader is a program or a pager.
     width = None if stream.isatty() else 400
     return Console(file=stream, markup=False, emoji=False, highlight=False, width=width, soft_wrap=False)
-
-
-def plain(text: str) -> str:
-    """Text with control characters (terminal escapes among them) and lone surrogates made visible, credentials not."""
-    text = hide_credentials(text)
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        char if char == " " or unicodedata.category(char)[0] not in "CZ" else char.encode("unicode_escape").decode()
-        for char in text
-    )
 
 
 def print_json(value: Any) -> None:

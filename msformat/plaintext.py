@@ -1,0 +1,33 @@
+"""A stranger's text, made fit to be shown: on a terminal, in a page, in a figure."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from msformat.credentials import hide_credentials
+
+__all__ = ["plain", "shortened"]
+
+_URL = 4096
+
+
+def plain(text: str) -> str:
+    """Text with control characters (terminal escapes among them) and lone surrogates made visible, credentials not."""
+    text = hide_credentials(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        char if char == " " or unicodedata.category(char)[0] not in "CZ" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def shortened(text: str, most: int) -> str:
+    """:func:`plain` text of about ``most`` characters; the middle is left out, since names differ at both ends."""
+    # A stranger's name may be megabytes long: it is cut before it is looked at, but credentials go before the cut.
+    if "://" in text:
+        text = hide_credentials(text[:_URL])
+    if len(text) > most:
+        tail = most // 2
+        text = f"{text[: most - tail - 1]}…{text[-tail:]}"
+    return plain(text)
