@@ -273,7 +273,15 @@ class ConcatColumn(Column):
         return sum(map(len, self._parts))
 
     def take(self, index: Any) -> Column:
-        return ObjectColumn(self.objects()[index])
+        rows = np.arange(len(self))[index]
+        if np.any(rows[1:] < rows[:-1]):
+            return ObjectColumn(self.objects()[index])
+        # In order: each part gives its own rows, and no object is made.
+        ends = np.cumsum([len(part) for part in self._parts])
+        cuts = np.searchsorted(rows, [0, *ends])
+        pieces = zip(self._parts, cuts[:-1], cuts[1:], [0, *ends[:-1]], strict=True)
+        parts = [part.take(rows[first:last] - start) for part, first, last, start in pieces if first < last]
+        return ConcatColumn(parts or [self._parts[0].take(rows)])
 
     def _make(self) -> NDArray[Any]:
         return np.concatenate([part.objects() for part in self._parts])

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from msformat import interop, model, schema
 from msformat.dtypes import DType, parse_dtype
 from msformat.errors import MsformatError, TensorNotFoundError
+from msformat.htmlview import entry_html, tensor_html
 from msformat.lazy import reading
 from msformat.logical import LogicalBits, logical_bits
 from msformat.names import OpName
@@ -146,7 +147,7 @@ class Tensor:
         if name is None:
             said = self.meta.extra.get("problem") or self.meta.extra.get("note")
             reason = str(said or f"task {unit.header.task!r} saved no data of it, only what the document says")
-            raise TensorNotFoundError(self._label, unit.path, reason=reason)
+            raise TensorNotFoundError(self.label, unit.path, reason=reason)
         with reading(self.entry.key, unit.path):
             return unit.store.get(name)
 
@@ -213,12 +214,17 @@ class Tensor:
         return found
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """Entry and place, for messages: ``Functional.relu.0.forward: input_args.0``."""
         return f"{self.entry.key}: {'.'.join(filter(None, (self.slot, *self.keys)))}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return tensor_html(self)
 
     def __repr__(self) -> str:
         data = "" if self.data_name is not None else ", no data"
-        return f"<Tensor {self._label!r} {self.dtype_name} {list(self.shape)}{data}>"
+        return f"<Tensor {self.label!r} {self.dtype_name} {list(self.shape)}{data}>"
 
 
 class Entry:
@@ -313,6 +319,10 @@ class Entry:
     def json(self) -> Any:
         """The entry as it stands in the document, as plain JSON values."""
         return schema.dump_entry(self._entry)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return entry_html(self)
 
     def __repr__(self) -> str:
         return f"<Entry {self.key!r}: {len(self.tensors)} tensors>"

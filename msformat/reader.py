@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from msformat.entries import Entry, Tensor
 from msformat.errors import MsformatError, UnitNotFoundError
 from msformat.foreign.views import with_layout
+from msformat.htmlview import dump_html
 from msformat.layout import UnitKey, UnitLocation, find_units, parse_unit_path
 from msformat.table import Table
 from msformat.unit import Unit
@@ -197,6 +198,10 @@ class Dump:
 
     def __reduce__(self) -> tuple[Callable[..., Dump], tuple[Any, ...]]:
         return Dump, (self.path, tuple(self._locations.values()), self._problems)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return dump_html(self)
 
     def __repr__(self) -> str:
         return f"<Dump {self.path!r}: {len(self)} units, {len(self.steps)} steps, {len(self.ranks)} ranks>"

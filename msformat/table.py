@@ -9,15 +9,15 @@ import math
 import os
 from collections import namedtuple
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from msformat.atomic import output_file
-from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn, number_of
-from msformat.errors import BackendMissingError
+from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn
+from msformat.extras import optional
+from msformat.htmlview import table_html
 from msformat.model import STATISTICS
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Table:
         BackendMissingError
             pandas is not installed.
         """
-        pandas = _backend("pandas", "Table.to_pandas()")
+        pandas = optional("pandas", "table", "Table.to_pandas()")
         frame = {}
         for name, column in zip(self._columns, self._objects(), strict=True):
             values = [pandas.NA if value is MISSING else value for value in column]
@@ -134,14 +134,48 @@ class Table:
         BackendMissingError
             pyarrow is not installed.
         """
-        arrow = _backend("pyarrow", "Table.to_arrow()")
-        columns = zip(self._columns, self._objects(), strict=True)
-        arrays = {name: _arrow_array(arrow, name, column) for name, column in columns}
-        missing = [
-            [name for name in ("shape", *STATISTICS) if name in row and _has_no_arrow(row[name])] for row in self.rows()
-        ]
-        arrays["missing"] = arrow.array(missing, arrow.list_(arrow.string()))
+        arrow = optional("pyarrow", "table", "Table.to_arrow()")
+        arrays = {name: self._arrow_array(arrow, name) for name in self._columns}
+        arrays["missing"] = self._arrow_missing(arrow)
         return arrow.table(arrays)
+
+    def _arrow_array(self, arrow: Any, name: str) -> Any:
+        if name in STATISTICS:
+            values, absent = self._columns[name].numbers()
+            return arrow.array(values, arrow.float64(), mask=absent)
+        column = self._columns[name].objects()
+        if name == "shape":
+            shapes = [None if _has_no_arrow(shape) else list(shape) for shape in column]
+            return arrow.array(shapes, arrow.list_(arrow.int64()))
+        if name in _ARROW_TYPES:
+            return arrow.array(list(column), getattr(arrow, _ARROW_TYPES[name])())
+        return arrow.array([_utf8(value) for value in column], arrow.string())
+
+    def _arrow_missing(self, arrow: Any) -> Any:
+        """Of each row the names of what is missing; column by column, since most rows have none."""
+        names = [name for name in ("shape", *STATISTICS) if name in self._columns]
+        lacking = np.zeros((len(self), len(names)), np.bool_)
+        for at, name in enumerate(names):
+            lacking[:, at] = [_has_no_arrow(value) for value in self._columns[name].objects()]
+        ends = np.cumsum(lacking.sum(axis=1), dtype=np.int32)
+        found = [names[at] for at in np.nonzero(lacking)[1]]
+        offsets = arrow.array(np.concatenate([np.zeros(1, np.int32), ends]))
+        return arrow.ListArray.from_arrays(offsets, arrow.array(found, arrow.string()))
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The PyCapsule interface of Arrow: polars, DuckDB, pandas 3 and others take a table as it is."""
+        return self.to_arrow().__arrow_c_stream__(requested_schema)
+
+    def to_polars(self) -> Any:
+        """A ``polars.DataFrame`` of what :meth:`to_arrow` gives: null is null, NaN is NaN, ``missing`` names the rest.
+
+        Raises
+        ------
+        BackendMissingError
+            polars or pyarrow is not installed.
+        """
+        polars = optional("polars", "polars", "Table.to_polars()")
+        return polars.from_arrow(self.to_arrow())
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`to_arrow` as a Parquet file, whole or not at all. A device or pipe is written into.
@@ -152,7 +186,7 @@ class Table:
             pyarrow is not installed.
         """
         table = self.to_arrow()
-        parquet = _backend("pyarrow.parquet", "Table.to_parquet()")
+        parquet = optional("pyarrow.parquet", "table", "Table.to_parquet()")
         with output_file(path) as stream:
             parquet.write_table(table, stream)
 
@@ -182,6 +216,10 @@ class Table:
     def __reduce__(self) -> tuple[type[Table], tuple[Any, ...]]:
         # The type of the rows is made for this table, so pickle would not find it.
         return Table, (self._columns,)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return table_html(self)
 
     def __repr__(self) -> str:
         return f"<Table: {len(self)} rows, {len(self.columns)} columns>"
@@ -218,16 +256,6 @@ def _spelled(value: Any) -> Any:
     return json.dumps(value) if value is None or isinstance(value, (bool, float)) else value
 
 
-def _backend(module: str, purpose: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        if error.name not in (package, module):
-            raise
-        raise BackendMissingError(package, "table", purpose) from error
-
-
 _ARROW_TYPES = {"step": "int64", "requires_grad": "bool_"}
 # What pandas must not turn into a type of its own, where None and NaN would become one.
 _KEPT_OBJECTS = (*STATISTICS, "shape", "requires_grad")
@@ -236,17 +264,6 @@ _KEPT_OBJECTS = (*STATISTICS, "shape", "requires_grad")
 def _has_no_arrow(value: Any) -> bool:
     """Whether a statistic is missing, or a shape has an axis that no 64-bit integer counts."""
     return value is MISSING or (isinstance(value, tuple) and any(length >= 1 << 63 for length in value))
-
-
-def _arrow_array(arrow: Any, name: str, column: NDArray[Any]) -> Any:
-    if name == "shape":
-        shapes = [None if _has_no_arrow(shape) else list(shape) for shape in column]
-        return arrow.array(shapes, arrow.list_(arrow.int64()))
-    if name in STATISTICS:
-        return arrow.array([number_of(value) for value in column], arrow.float64())
-    if name in _ARROW_TYPES:
-        return arrow.array(list(column), getattr(arrow, _ARROW_TYPES[name])())
-    return arrow.array([_utf8(value) for value in column], arrow.string())
 
 
 def _utf8(value: str | None) -> str | None:

@@ -19,6 +19,10 @@ HOMES = {
     "numcodecs": ("msformat.stores.zarr", "msformat.stores.hdf5", "msformat.stores.codecs"),
     "pandas": ("msformat.table",),
     "pyarrow": ("msformat.table",),
+    "polars": ("msformat.table",),
+    "xarray": ("msformat.xarrays",),
+    "dask": ("msformat.xarrays",),
+    "matplotlib": ("msformat.plot",),
     "fsspec": ("msformat.filesystem",),
     "distributed": ("msformat.cluster",),
     "rich": ("msformat.cli",),
@@ -31,6 +35,11 @@ DENIED = (
     "numcodecs",
     "pandas",
     "pyarrow",
+    "polars",
+    "xarray",
+    "dask",
+    "matplotlib",
+    "IPython",
     "tensorflow",
     "rich",
     "fsspec",
@@ -55,7 +64,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _imports(path: Path, *, top_only: bool = False) -> Iterator[str]:
-    """Dotted names a file imports, ``from a import b`` as ``a.b``, and literal names given to import_module."""
+    """Dotted names a file imports, ``from a import b`` as ``a.b``, and literal names given to an import function."""
     waiting: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while waiting:
         node = waiting.pop()
@@ -70,6 +79,7 @@ def _imports(path: Path, *, top_only: bool = False) -> Iterator[str]:
         elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in (
             "import_module",
             "__import__",
+            "optional",
         ):
             yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
 

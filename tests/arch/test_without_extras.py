@@ -19,7 +19,10 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
-ALL_EXTRAS = {"torch", "mindspore", "h5py", "zarr", "numcodecs", "isal", "pandas", "pyarrow", "fsspec", "distributed"}
+ALL_EXTRAS = {
+    "torch", "mindspore", "h5py", "zarr", "numcodecs", "isal", "pandas", "pyarrow", "polars", "xarray", "dask",
+    "matplotlib", "fsspec", "distributed",
+}  # fmt: skip
 
 
 def run(code: str, *arguments: object, blocked: set[str] = ALL_EXTRAS) -> subprocess.CompletedProcess[str]:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import msformat
-from msformat import table as table_module
+from msformat import extras
 from msformat.table import MISSING, Table
 
 BIG = 2**53 + 1
@@ -115,6 +116,11 @@ def test_filter_concat_and_the_whole_dump(unit: msformat.Unit, tmp_path: Path) -
     both = Table.concat([unit.table(), unit.table()])
     assert len(both) == 18
     assert both[9] == both[0]
+    assert list(both[7:11]["slot"]) == ["output", "", "input_args", "input_args"]
+    assert list(both[np.array([9, 0, 17])]["slot"]) == ["input_args", "input_args", ""]
+    assert list(both[np.array([17, 17])]["shape"]) == [(0, 3), (0, 3)]
+    assert len(both[both["slot"] == "nowhere"]) == 0
+    assert np.array_equal(both[::2].numbers("Max").mask, both.numbers("Max").mask[::2])
     assert Table.concat([]).columns == both.columns
     whole = msformat.open(tmp_path).table(filter="debug")
     assert list(whole["rank"]) == ["rank3"]
@@ -149,6 +155,26 @@ def test_arrow_and_parquet(unit: msformat.Unit, tmp_path: Path) -> None:
     assert Table.concat([]).to_arrow().schema == found.schema
 
 
+def test_polars(unit: msformat.Unit) -> None:
+    found = unit.table().to_polars()
+    assert found.schema["Max"] == pl.Float64
+    assert found["Max"].is_nan()[1]
+    assert found["Max"].null_count() == 3
+    assert found["Max"][4] == -math.inf
+    assert found["missing"][3].to_list() == ["Max", "Min", "Mean", "Norm"]
+    assert found["shape"][8].to_list() == [0, 3]
+    assert found.filter(pl.col("slot") == "output")["digest"].to_list() == ["0123abcd"]
+    assert Table.concat([]).to_polars().schema == found.schema
+
+
+def test_whoever_speaks_arrow_takes_a_table_as_it_is(unit: msformat.Unit) -> None:
+    """The PyCapsule interface, which polars, DuckDB and pandas know."""
+    table = unit.table()
+    assert pa.table(table).schema == table.to_arrow().schema
+    assert pa.table(table)["Max"].null_count == 3
+    assert pl.DataFrame(table).equals(table.to_polars())
+
+
 def test_lone_surrogates_have_an_arrow_form() -> None:
     assert Table({"entry": ["a\ud800"]}).to_arrow()["entry"][0].as_py() == "a\\ud800"
 
@@ -175,13 +201,15 @@ def test_csv_in_an_ascii_locale_and_lone_surrogates(tmp_path: Path) -> None:
     assert (tmp_path / "t.csv").read_text("utf-8").split() == ["entry", "中", "a\\ud800"]
 
 
-@pytest.mark.parametrize(("method", "package"), [("to_pandas", "pandas"), ("to_arrow", "pyarrow")])
+@pytest.mark.parametrize(
+    ("method", "package"), [("to_pandas", "pandas"), ("to_arrow", "pyarrow"), ("to_polars", "polars")]
+)
 def test_a_missing_library_names_its_extra(method: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(module: str) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr(table_module, "import_module", absent)
-    with pytest.raises(msformat.BackendMissingError, match=r"msformat\[table\]") as caught:
+    monkeypatch.setattr(extras, "import_module", absent)
+    with pytest.raises(msformat.BackendMissingError, match=r"msformat\[(table|polars)\]") as caught:
         getattr(Table.concat([]), method)()
     assert caught.value.package == package
 
