@@ -1,0 +1,173 @@
+"""One tensor against another: by values where both have them, by digests, by statistics, or by what is described."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from msformat.compare.measures import StatChange
+from msformat.compare.model import Basis, Role, TensorResult, TensorSide, Verdict
+from msformat.compare.running import Measured
+from msformat.compare.statistics import statistic_changes, statistic_faults
+from msformat.compare.thresholds import Thresholds
+from msformat.compare.values import PairMeasure
+from msformat.dtypes import DType
+from msformat.entries import Tensor
+from msformat.errors import MsformatError
+from msformat.stores.base import StoredTensor
+
+__all__ = ["BAD_TENSOR", "TensorComparer", "side_of"]
+
+# What a damaged file can raise on its way through a reader.
+BAD_TENSOR = (MsformatError, OSError, ValueError, KeyError, MemoryError)
+
+_CATEGORIES = {"input_args": "input", "input_kwargs": "kwargs", "parameters_grad": ""}
+_CRC32 = re.compile(r"[0-9a-fA-F]{8}")
+_XOR = re.compile(r"0x[0-9a-fA-F]{16}")
+
+Pair: TypeAlias = "tuple[Tensor, Tensor]"
+
+
+def side_of(tensor: Tensor) -> TensorSide:
+    """What the document says of a tensor, without the document."""
+    meta = tensor.meta
+    category = _CATEGORIES.get(tensor.slot, tensor.slot)
+    name = ".".join(filter(None, (tensor.entry.key, category, tensor.path)))
+    return TensorSide(name, tensor.slot, tensor.path, meta.dtype, meta.shape, meta.stats, meta.digest, meta.data_name)
+
+
+class TensorComparer:
+    """Compares tensors of two units.
+
+    Parameters
+    ----------
+    thresholds
+        When they are different.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._measure = PairMeasure()
+
+    def compare(self, a: Tensor, b: Tensor, role: Role) -> TensorResult:
+        """Compare two tensors; one that cannot be read becomes a result that says so."""
+        try:
+            return self._compare(a, b, role)
+        except BAD_TENSOR as error:
+            return TensorResult(
+                side_of(a), side_of(b), role, "unreadable", "description", (str(error) or type(error).__name__,),
+                changes=statistic_changes(a.stats, b.stats),
+            )  # fmt: skip
+
+    def _compare(self, a: Tensor, b: Tensor, role: Role) -> TensorResult:
+        notes = _type_notes(a, b)
+        changes = statistic_changes(a.stats, b.stats)
+        if not (a.has_data and b.has_data):
+            verdict, basis, reasons = self._by_documents(a, b)
+            return TensorResult(side_of(a), side_of(b), role, verdict, basis, (*reasons, *notes), changes=changes)
+        stored_a, stored_b = a.stored, b.stored
+        if stored_a.shape != stored_b.shape:
+            reasons = (_shape_words(stored_a.shape, stored_b.shape),)
+            return TensorResult(side_of(a), side_of(b), role, "different", "description", (*reasons, *notes),
+                                changes=changes)  # fmt: skip
+        if _same_digests(stored_a, stored_b) and a.dtype == b.dtype:
+            return TensorResult(side_of(a), side_of(b), role, "same", "digest", notes, changes=changes)
+        measured = self._measure.of(stored_a, a.meta.dtype, stored_b, b.meta.dtype)
+        verdict, reasons = self._judge(measured, (a.dtype or stored_a.dtype, b.dtype or stored_b.dtype))
+        return TensorResult(
+            side_of(a), side_of(b), role, verdict, "bits" if measured.metrics is None else "values",
+            (*reasons, *notes, *measured.notes), measured.metrics, changes,
+            measured.special_a, measured.special_b, measured.mismatch,
+        )  # fmt: skip
+
+    def _judge(self, measured: Measured, dtypes: tuple[DType, DType]) -> tuple[Verdict, tuple[str, ...]]:
+        if measured.same:
+            return "same", ()
+        if measured.metrics is None:
+            words = f"{measured.differing} elements have other bits, which mean no numbers here"
+            return "different", (words,)
+        faults = []
+        if measured.mismatch:
+            faults.append(_special_words(measured))
+        faults += self._thresholds.faults(measured.metrics, self._thresholds.tolerance(*dtypes))
+        if self._thresholds.exact and not faults:
+            faults.append("bits differ")
+        if faults:
+            return "different", tuple(faults)
+        equal = measured.metrics.max_abs == 0.0 and not measured.mismatch and dtypes[0] == dtypes[1]
+        return "close", ("equal values of other bits (-0.0, NaN of another kind)",) if equal else ()
+
+    def _by_documents(self, a: Tensor, b: Tensor) -> tuple[Verdict, Basis, tuple[str, ...]]:
+        """A verdict from digests and statistics."""
+        if a.shape != b.shape:
+            return "different", "description", (_shape_words(a.shape, b.shape),)
+        digests = _compare_digests(a, b)
+        if digests:
+            return "same", "digest", ()
+        said = ("digests differ",) if digests is False else ()
+        if said and self._thresholds.exact:
+            return "different", "digest", said
+        stats_a, stats_b = a.statistics(), b.statistics()
+        changes = statistic_changes(stats_a, stats_b)
+        if stats_a is None or stats_b is None or not _say_anything(changes):
+            return ("different", "digest", said) if said else ("unknown", "description", _why_unknown(a, b))
+        faults = statistic_faults(stats_a, stats_b, (a.dtype, b.dtype), a.shape, self._thresholds)
+        if faults:
+            return "different", "statistics", (*faults, *said)
+        equal = all(change.absolute in (0.0, None) or change.relative == 0.0 for change in changes.values())
+        if equal and not said and a.dtype == b.dtype:
+            return "same", "statistics", ()
+        return ("different", "statistics", ("statistics differ",)) if self._thresholds.exact else (
+            "close", "statistics", said)  # fmt: skip
+
+
+def _same_digests(a: StoredTensor, b: StoredTensor) -> bool:
+    """Whether both stores recorded one content; a store records it when it writes, and checks it in ``verify``."""
+    return a.digest is not None and a.digest == b.digest
+
+
+def _compare_digests(a: Tensor, b: Tensor) -> bool | None:
+    """Whether both documents record one checksum; None where they do not, or not by one algorithm."""
+    if a.digest is None or b.digest is None or a.dtype != b.dtype:
+        return None
+    for form in (_CRC32, _XOR):
+        if form.fullmatch(a.digest) and form.fullmatch(b.digest):
+            return a.digest.lower() == b.digest.lower()
+    return None
+
+
+def _say_anything(changes: Mapping[str, StatChange]) -> bool:
+    return any(change.absolute is not None for change in changes.values())
+
+
+def _why_unknown(a: Tensor, b: Tensor) -> tuple[str, ...]:
+    if 0 in a.shape:
+        return ()
+    lacking = [side for side, tensor in (("a", a), ("b", b)) if tensor.stats is None]
+    return (f"nothing to compare: no values or statistics in {' and '.join(lacking)}",) if lacking else ()
+
+
+def _type_notes(a: Tensor, b: Tensor) -> tuple[str, ...]:
+    if a.dtype == b.dtype and (a.dtype is not None or a.dtype_name == b.dtype_name):
+        return ()
+    return (f"dtype {a.dtype_name} against {b.dtype_name}",)
+
+
+def _shape_words(a: tuple[int, ...], b: tuple[int, ...]) -> str:
+    return f"shape {list(a)} against {list(b)}"
+
+
+def _special_words(measured: Measured) -> str:
+    a, b = measured.special_a, measured.special_b
+    where = (a.first or b.first)[:1]
+    place = f", first at {list(where[0])}" if where else ""
+    return (
+        f"NaN and infinities: {_special_counts(a.nan, a.posinf, a.neginf)} against "
+        f"{_special_counts(b.nan, b.posinf, b.neginf)}{place}"
+    )
+
+
+def _special_counts(nan: int, posinf: int, neginf: int) -> str:
+    found = [f"{count} {name}" for count, name in ((nan, "NaN"), (posinf, "+inf"), (neginf, "-inf")) if count]
+    return ", ".join(found) or "none"
