@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from capture.record import EntryRecord, Recorder
 from capture.risk import is_worth_recording
 from capture.stacks import frames_of
-from capture.tree import ThreadState, backward_name
+from capture.tree import CallState, ThreadState, backward_name
 from capture.unit import StepRecords
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Observer:
         on_problem: Callable[[str, str, str], None],
     ) -> None:
         self.running = False
-        self.local = ThreadState()
+        self.local: CallState = ThreadState()
         self.records: StepRecords | None = None
         self.problem = on_problem
         self._framework = framework

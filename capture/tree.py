@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["ThreadState", "backward_name"]
+__all__ = ["CallState", "ThreadState", "backward_name"]
 
 _FORWARD, _BACKWARD = ".forward.", ".backward."
 
 
-class ThreadState(threading.local):
-    """What belongs to one thread: which modules run in it, and whether capture itself is at work.
+class CallState:
+    """Which modules run, and whether capture itself is at work.
 
     Attributes
     ----------
@@ -38,6 +40,19 @@ class ThreadState(threading.local):
         """Take a module off, and with it what was left on top: a forward ended by an exception tells nobody."""
         if name in self.stack:
             del self.stack[self.stack.index(name) :]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Capture's own operations, in the body, are not recorded."""
+        before, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = before
+
+
+class ThreadState(CallState, threading.local):
+    """What belongs to one thread."""
 
 
 def backward_name(forward: str | None) -> str | None:

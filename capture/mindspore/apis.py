@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspore import GRAPH_MODE, get_context
 
+from capture.custom_apis import CustomApis
 from capture.mindspore.distributed import CommunicationApi, CommunicationHandles
 from capture.mindspore.jit import JitWatch, tracing
 from capture.mindspore.primitives import PrimitiveHooks
@@ -34,7 +35,7 @@ _GRAPH_MODE = (
 )
 
 
-class ApiHooks:
+class ApiHooks(CustomApis):
     """Everything that is replaced in MindSpore while capture runs.
 
     Parameters
@@ -56,16 +57,14 @@ class ApiHooks:
         backwards: ApiBackwards,
         recorder: type[ApiRecorder] = ApiRecorder,
     ) -> None:
+        super().__init__()
         self._recorder = recorder(observer, framework, backwards, tracing())
         self._pending = CommunicationHandles(observer)
         self._primitives = PrimitiveHooks(self._recorder)
         self._jit = JitWatch(self._recorder, self)
         self._names = _listed_names()
         self._stand_ins: dict[tuple[str, str], tuple[Any, Any]] = {}
-        self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
-        self._custom_patches = Patches()
         self._patches = Patches()
-        self._installed = False
         self._lock = threading.Lock()
         self._pauses = 0
 
@@ -87,8 +86,7 @@ class ApiHooks:
             for name in names:
                 if callable(getattr(owner, name, None)):
                     self._patches.put(owner, name, self._maker(prefix, name, place))
-        for (_, name), (owner, prefix) in self._custom.items():
-            self._put_custom(owner, name, prefix)
+        self._put_all_custom()
         if model is not None:
             self._primitives.install(model)
         self._pending.install()
@@ -108,28 +106,6 @@ class ApiHooks:
     def drop_pending(self) -> None:
         """Let go of asynchronous communication that nobody waited for; a step ends with it."""
         self._pending.drop()
-
-    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
-        """Record ``module.api_name`` as ``{prefix}.{api_name}`` from now on, while capture is installed.
-
-        Raises
-        ------
-        AttributeError
-            If the module has no such attribute.
-        TypeError
-            If it cannot be called.
-        """
-        if not callable(getattr(module, api_name)):
-            raise TypeError(f"{api_name!r} of {module!r} cannot be called, so there is nothing to record")
-        self.remove_custom(module, api_name)
-        self._custom[id(module), api_name] = (module, prefix)
-        if self._installed:
-            self._put_custom(module, api_name, prefix)
-
-    def remove_custom(self, module: Any, api_name: str) -> None:
-        """Undo :meth:`add_custom`; nothing happens when it was never done."""
-        self._custom.pop((id(module), api_name), None)
-        self._custom_patches.restore_one(module, api_name)
 
     def pause(self) -> None:
         """Put the original functions in their places until :meth:`go_on`, for compilers that read them."""
@@ -178,13 +154,9 @@ class ApiHooks:
             return CommunicationApi(original, prefix, name, self._pending).stand_in(self._recorder)
         return Api(original, prefix, name).stand_in(self._recorder)
 
-    def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
-        self._custom_patches.put(owner, name, lambda original: self._make_custom(original, prefix, name))
-
-    def _make_custom(self, original: Any, prefix: str, name: str) -> Any:
-        if isinstance(original, (staticmethod, classmethod)):
-            return type(original)(self._make_custom(original.__func__, prefix, name))
-        return Api(original, prefix, name, is_closed=False).stand_in(self._recorder)
+    def _make_custom(self, function: Callable[..., Any], owner: Any, prefix: str, name: str) -> Any:
+        del owner
+        return Api(function, prefix, name, is_closed=False).stand_in(self._recorder)
 
 
 def _listed_names() -> dict[str, dict[str, list[str]]]:

@@ -12,7 +12,6 @@ next event from a node made before the call began, at the latest when the backwa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mindspore._c_expression import PyNativeExecutor_
@@ -75,7 +74,7 @@ class CellBackwards:
         if not SHOWS_GRAPH:
             self._observer.problem("no graph", "", NO_GRAPH)
             return None
-        with self._at_work():
+        with self._observer.local.at_work():
             if self._clock is None:
                 self._clock = Clock()
             return inputs_of(args, self._clock, is_closed=is_closed)
@@ -84,7 +83,7 @@ class CellBackwards:
         """A cell's construct has ended; ``listener`` is told about its backward. False when it will have none."""
         if not _executor.requires_grad():
             return False
-        with self._at_work():
+        with self._observer.local.at_work():
             tensors = tensors_of(output)
             edges = [edge_of(tensor) for tensor in tensors]
             if all(edge is None for edge in edges):
@@ -245,18 +244,8 @@ class CellBackwards:
             return whole
 
     def _calculated(self, operation: Any, first: Any, second: Any) -> Any:
-        with self._at_work(), self._framework.quiet():
+        with self._observer.local.at_work(), self._framework.quiet():
             return operation(first, second)
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Capture's own operations are not recorded. Autograd may look: the nodes it makes are what is asked for."""
-        local = self._observer.local
-        before, local.busy = local.busy, True
-        try:
-            yield
-        finally:
-            local.busy = before
 
 
 class _Call:

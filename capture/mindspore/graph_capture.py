@@ -22,6 +22,7 @@ from capture.framework import Captured, HostTensor, Wanted
 from capture.mindspore.statistics import statistics_of
 from capture.mindspore.tensors import MindSporeFramework
 from capture.session import Session
+from capture.tree import CallState
 from msformat import DType, canonical_crc32
 
 if TYPE_CHECKING:
@@ -40,23 +41,6 @@ class Arrived(NamedTuple):
 
     bits: NDArray[Any]
     dtype: DType
-
-
-class _One:
-    """What :class:`capture.tree.ThreadState` is for a thread, for a graph: its kernels run on any thread."""
-
-    def __init__(self) -> None:
-        self.busy = False
-        self.in_api = False
-        self.stack: list[str] = []
-        self.root: str | None = None
-
-    def parent(self) -> str | None:
-        return self.stack[-1] if self.stack else self.root
-
-    def leave(self, name: str) -> None:
-        if name in self.stack:
-            del self.stack[self.stack.index(name) :]
 
 
 class _GraphFramework(MindSporeFramework):
@@ -120,7 +104,8 @@ class GraphCapture:
         place = config.dump_path if is_whole else str(Path(config.dump_path) / "graph")
         # A kernel has no call stack of the program's.
         self.session = Session(replace(config, dump_path=place), _GraphFramework())
-        self.session.observer.local = _One()  # type: ignore[assignment]
+        # One for the graph, not one a thread: its kernels run on any.
+        self.session.observer.local = CallState()
         self.fired: set[str] = set()
         self._mutex = threading.RLock()
         self._forward: list[tuple[str, Arrived]] = []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +98,7 @@ class KernelBackwards:
         if not SHOWS_GRAPH:
             self._observer.problem("no graph", "", NO_GRAPH)
             return None
-        with self._at_work():
+        with self._observer.local.at_work():
             if self._clock is None:
                 self._clock = Clock()
             return CallInputs(self._clock.now(), {}, [], has_leaf=False)
@@ -109,7 +107,7 @@ class KernelBackwards:
         """The call has ended. False when it has no backward of its own: an older node belongs to an input."""
         if not _executor.requires_grad():
             return False
-        with self._at_work():
+        with self._observer.local.at_work():
             roots: dict[int, Any] = {}
             for tensor in tensors_of(output):
                 edge = edge_of(tensor)
@@ -152,13 +150,3 @@ class KernelBackwards:
             work(listener)
         except Exception as error:  # noqa: BLE001 (a hook never raises)
             self._observer.problem(f"backward hook {type(error).__name__}", "", str(error))
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Looking at the graph calls MindSpore's functions, which are nobody's model."""
-        local = self._observer.local
-        before, local.busy = local.busy, True
-        try:
-            yield
-        finally:
-            local.busy = before

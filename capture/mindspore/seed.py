@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import random
 from typing import Any
 
 import mindspore
-import numpy as np
 from mindspore import mint, nn, ops
 from mindspore.nn.layer import basic
 
-from capture.errors import CaptureError
+from capture.seeding import seed_python
 
 __all__ = ["seed_all"]
 
@@ -42,17 +39,9 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
     CaptureError
         An argument is of the wrong type or out of range.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise CaptureError(f"seed_all(seed={seed!r}): an integer from 0 to 2**32 - 1 is needed")
-    for name, value in (("mode", mode), ("rm_dropout", rm_dropout)):
-        if not isinstance(value, bool):
-            raise CaptureError(f"seed_all({name}={value!r}): True or False is needed")
-    random.seed(seed)
-    os.environ["PYTHONHASHSEED"] = str(seed)
-    np.random.seed(seed)  # the generator that user code draws from
+    seed_python(seed, mode=mode, rm_dropout=rm_dropout)
     mindspore.set_seed(seed)
     mindspore.manual_seed(seed)  # the generator of ``mint``
-    os.environ["HCCL_DETERMINISTIC"] = str(mode).lower()
     # ``set_deterministic`` refuses a second call in a process.
     mindspore.set_context(deterministic="ON" if mode else "OFF")
     if rm_dropout:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from capture.custom_apis import CustomApis
 from capture.mindspore.jit import JitWatch
 from capture.mindspore.wrappers import Api, ApiRecorder
 from capture.mindtorch.distributed import KNOWN_BY_IDENTITY, BackendWorks, CommunicationApi, holding_originals
@@ -26,7 +27,7 @@ __all__ = ["TorchApis"]
 _PREFIXES = ("Functional", "Tensor", "Torch", "Distributed")
 
 
-class TorchApis:
+class TorchApis(CustomApis):
     """Everything that is replaced in torch while capture runs.
 
     Parameters
@@ -40,12 +41,11 @@ class TorchApis:
     """
 
     def __init__(self, observer: Observer, recorder: ApiRecorder, environment: TorchEnvironment) -> None:
+        super().__init__()
         self._recorder, self._environment = recorder, environment
         self._pending = BackendWorks(observer)
         self._names = _listed_names()
-        self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
-        self._patches, self._custom_patches = Patches(), Patches()
-        self._installed = False
+        self._patches = Patches()
         self._pauses = 0
         self._lock = threading.Lock()
         self._jit = JitWatch(recorder, self)
@@ -63,8 +63,7 @@ class TorchApis:
         for name in ("__new__", "__init__"):
             if operation is not None and name in vars(operation):
                 self._patches.put(operation, name, holding_originals)
-        for (_, name), (owner, prefix) in self._custom.items():
-            self._put_custom(owner, name, prefix)
+        self._put_all_custom()
         self._jit.install()
 
     def remove(self) -> None:
@@ -94,18 +93,6 @@ class TorchApis:
         """Let go of asynchronous communication that nobody waited for."""
         self._pending.drop()
 
-    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
-        """Record ``module.api_name`` as ``{prefix}.{api_name}`` from now on, while capture is installed."""
-        self.remove_custom(module, api_name)
-        self._custom[id(module), api_name] = (module, prefix)
-        if self._installed:
-            self._put_custom(module, api_name, prefix)
-
-    def remove_custom(self, module: Any, api_name: str) -> None:
-        """Undo :meth:`add_custom`; nothing happens when it was never done."""
-        self._custom.pop((id(module), api_name), None)
-        self._custom_patches.restore_one(module, api_name)
-
     def _places(self) -> Iterator[tuple[str, str, Any, list[str]]]:
         """Prefix, dotted path, object and names of every place whose attributes are replaced."""
         for prefix in _PREFIXES:
@@ -128,16 +115,9 @@ class TorchApis:
 
         return make
 
-    def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
-        def make(original: Any) -> Any:
-            if isinstance(original, (staticmethod, classmethod)):
-                return type(original)(custom(original.__func__))
-            return custom(original)
-
-        def custom(function: Any) -> Any:
-            return Api(function, prefix, name, is_closed=False).stand_in(self._recorder)
-
-        self._custom_patches.put(owner, name, make)
+    def _make_custom(self, function: Callable[..., Any], owner: Any, prefix: str, name: str) -> Any:
+        del owner
+        return Api(function, prefix, name, is_closed=False).stand_in(self._recorder)
 
 
 def _is_replaceable(owner: Any, name: str) -> bool:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from typing import Any
-
 from capture.mindspore.seed import seed_all as seed_mindspore
 from capture.mindtorch.environment import TorchEnvironment
+from capture.seeding import pass_through_dropouts
 
 __all__ = ["seed_all"]
-
-_DROPOUTS = ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout")
 
 
 def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> None:  # noqa: FBT001, FBT002 (msprobe's)
@@ -35,24 +30,4 @@ def seed_all(seed: int = 1234, mode: bool = False, rm_dropout: bool = True) -> N
     seed_mindspore(seed, mode, rm_dropout)
     environment.torch.manual_seed(seed)
     if rm_dropout:
-        _remove_dropout(environment.place("torch.nn.functional"))
-
-
-def _remove_dropout(functional: Any) -> None:
-    for name in _DROPOUTS:
-        original = getattr(functional, name, None)
-        if original is not None and not hasattr(original, "_passes_through"):
-            setattr(functional, name, _without_probability(original))
-
-
-def _without_probability(original: Any) -> Any:
-    """The dropout with probability 0, however it is called; its name and its place in a dump stay."""
-
-    @functools.wraps(original)
-    def dropout(*args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(original).bind(*args, **kwargs)
-        given.arguments["p"] = 0.0
-        return original(*given.args, **given.kwargs)
-
-    dropout._passes_through = True  # type: ignore[attr-defined]
-    return dropout
+        pass_through_dropouts(environment.place("torch.nn.functional"))

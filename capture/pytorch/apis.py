@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed
 
+from capture.custom_apis import CustomApis
 from capture.patches import Patches
 from capture.pytorch.compiled import GraphWatch
 from capture.pytorch.distributed import KNOWN_BY_IDENTITY, CommunicationApi, TorchWorks
@@ -35,7 +36,7 @@ __all__ = ["ApiHooks"]
 _PRECEDENCE = ("Functional", "Torch", "Tensor", "VF")
 
 
-class ApiHooks:
+class ApiHooks(CustomApis):
     """Everything that is replaced in PyTorch while capture runs.
 
     Parameters
@@ -49,17 +50,15 @@ class ApiHooks:
     """
 
     def __init__(self, observer: Observer, framework: ApiFramework, recorder: type[ApiRecorder] = ApiRecorder) -> None:
+        super().__init__()
         self._recorder = recorder(observer, framework)
         self._pending = TorchWorks(observer)
         self._names = _listed_names()
         self._apis: dict[tuple[str, str], Api] = {}
-        self._custom: dict[tuple[int, str], tuple[Any, str]] = {}
-        self._custom_patches = Patches()
         self._patches = Patches()
         self._mode = self._recorder.mode = EarlyBound(self._recorder)
         self._roots = TreeRoots(observer)
         self._graphs = GraphWatch(observer, self)
-        self._installed = False
         self._changed = False
         self._lock = threading.Lock()
         self._pauses = 0
@@ -71,8 +70,7 @@ class ApiHooks:
         self._installed = True
         self._pauses = 0
         self._put_apis()
-        for (_, name), (owner, prefix) in self._custom.items():
-            self._put_custom(owner, name, prefix)
+        self._put_all_custom()
         self._pending.install()
         self._roots.install()
         self._graphs.install()
@@ -94,28 +92,6 @@ class ApiHooks:
     def drop_pending(self) -> None:
         """Let go of asynchronous communication that nobody waited for; a step ends with it."""
         self._pending.drop()
-
-    def add_custom(self, module: Any, api_name: str, prefix: str) -> None:
-        """Record ``module.api_name`` as ``{prefix}.{api_name}`` from now on, while capture is installed.
-
-        Raises
-        ------
-        AttributeError
-            If the module has no such attribute.
-        TypeError
-            If it cannot be called.
-        """
-        if not callable(getattr(module, api_name)):
-            raise TypeError(f"{api_name!r} of {module!r} cannot be called, so there is nothing to record")
-        self.remove_custom(module, api_name)
-        self._custom[id(module), api_name] = (module, prefix)
-        if self._installed:
-            self._put_custom(module, api_name, prefix)
-
-    def remove_custom(self, module: Any, api_name: str) -> None:
-        """Undo :meth:`add_custom`; nothing happens when it was never done."""
-        self._custom.pop((id(module), api_name), None)
-        self._custom_patches.restore_one(module, api_name)
 
     def _put_apis(self) -> None:
         for prefix, place, owner, names in self._places():
@@ -170,14 +146,8 @@ class ApiHooks:
         kind = ApiMethod if place == "torch.Tensor" else Api
         return kind(original, prefix, name, place, self._recorder)
 
-    def _put_custom(self, owner: Any, name: str, prefix: str) -> None:
-        def make(original: Any) -> Any:
-            place = getattr(owner, "__name__", type(owner).__name__)
-            if isinstance(original, (staticmethod, classmethod)):
-                return type(original)(Api(original.__func__, prefix, name, place, self._recorder))
-            return Api(original, prefix, name, place, self._recorder)
-
-        self._custom_patches.put(owner, name, make)
+    def _make_custom(self, function: Callable[..., Any], owner: Any, prefix: str, name: str) -> Any:
+        return Api(function, prefix, name, getattr(owner, "__name__", type(owner).__name__), self._recorder)
 
     def pause(self) -> None:
         """Put the original functions in their places until :meth:`go_on`, for compilers that know them by identity."""

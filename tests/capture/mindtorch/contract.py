@@ -556,9 +556,9 @@ class MindTorchContract:
             seed_all(7, rm_dropout=False)
             drawn.append(torch.nn.Linear(4, 4).weight.asnumpy().copy())  # the CPU's randn of mindtorch takes no seed
         _same(*drawn)
-        from capture.mindtorch.seed import _remove_dropout
+        from capture.seeding import pass_through_dropouts
 
-        _remove_dropout(functional)
+        pass_through_dropouts(functional)
         ones = torch.ones(100)
         _same(torch.nn.functional.dropout(ones, 0.5, training=True).asnumpy(), ones.asnumpy())
 
