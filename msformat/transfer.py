@@ -1,14 +1,15 @@
 """Tensors from one store into another: one thread reads, the caller's thread puts, a bounded queue between them.
 
 Reading, hashing, compressing and writing overlap, and however large the unit, no more than the queue's bytes wait in
-memory (one tensor more than the limit still passes, alone).
+memory (one tensor more than the limit still passes, alone). What the source stores once under several names is read,
+unpacked and hashed once, where the target keeps it once as well.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -16,7 +17,7 @@ from msformat.borrowed import is_mapped, released_pages
 from msformat.errors import DTypeError, KeyExistsError, MsformatError
 from msformat.logical import LogicalBits, logical_bits
 from msformat.plan import PlannedTensor
-from msformat.stores.base import Store
+from msformat.stores.base import Store, StoredTensor
 from msformat.sums import ContentSums
 
 __all__ = ["Transferred", "transfer", "verify_transfer"]
@@ -52,9 +53,13 @@ class Transferred:
 
 
 class _Read(NamedTuple):
+    """A tensor that was read, or why not, or the name under which the target was given the same before."""
+
     tensor: PlannedTensor
-    bits: LogicalBits | None
-    error: str
+    bits: LogicalBits | None = None
+    error: str = ""
+    same: str | None = None
+    nbytes: int = 0
 
 
 class _Pipe:
@@ -120,56 +125,104 @@ def transfer(
         The target cannot be written.
     """
     done = Transferred()
+    left = _pass(_Source(source, share=target.shares_content), target, tensors, done, notify)
+    if left:
+        _pass(_Source(source, share=False), target, left, done, notify)
+    return done
+
+
+def _pass(
+    source: _Source, target: Store, tensors: Sequence[PlannedTensor], done: Transferred, notify: Notify | None
+) -> list[PlannedTensor]:
+    """Copy tensors; returns second names of what the target did not take under the first."""
+    left: list[PlannedTensor] = []
     pipe = _Pipe(QUEUE_BYTES)
     reader = threading.Thread(target=_read_all, args=(source, tensors, pipe), name="msformat-read", daemon=True)
     reader.start()
     try:
         while (item := pipe.take()) is not None:
+            if item.same is not None and item.same not in done.digests:
+                left.append(item.tensor)
+                continue
             _put(target, item, done)
             if notify is not None:
                 notify(done.nbytes)
     finally:
         pipe.close()
         reader.join()
-    return done
+    return left
 
 
-def _read_all(source: Store, tensors: Sequence[PlannedTensor], pipe: _Pipe) -> None:
+class _Source:
+    """Reads tensors, each content once.
+
+    Parameters
+    ----------
+    share
+        Whether names of one content are told; otherwise each is read.
+    """
+
+    def __init__(self, store: Store, *, share: bool) -> None:
+        self._store = store
+        self._share = share
+        self._first: dict[Hashable, tuple[str, int]] = {}
+
+    def read(self, tensor: PlannedTensor) -> _Read:
+        try:
+            stored = self._store.get(tensor.source)
+            content = self._content(stored, tensor)
+            first = self._first.get(content)
+            if first is not None:
+                return _Read(tensor, same=first[0], nbytes=first[1])
+            bits = logical_bits(stored, tensor.declared, borrow=True)
+        except _BAD_TENSOR as error:
+            return _Read(tensor, error=f"{error}" or type(error).__name__)
+        # What is not quite as its document says is said of each name.
+        if content is not None and bits.note is None:
+            self._first[content] = tensor.target, bits.bits.nbytes
+        return _Read(tensor, bits, nbytes=bits.bits.nbytes)
+
+    def _content(self, stored: StoredTensor, tensor: PlannedTensor) -> Hashable | None:
+        """Equal where what is read is equal; None where nothing is known."""
+        identity = stored.identity if self._share else None
+        return None if identity is None else (identity, stored.dtype.name, stored.shape, tensor.declared)
+
+
+def _read_all(source: _Source, tensors: Sequence[PlannedTensor], pipe: _Pipe) -> None:
     try:
         for tensor in tensors:
-            if not pipe.put(_read(source, tensor)):
+            if not pipe.put(source.read(tensor)):
                 return
         pipe.put(None)
     except BaseException as error:  # noqa: BLE001 (handed to the thread that waits for it, which raises it)
         pipe.put(error)
 
 
-def _read(source: Store, tensor: PlannedTensor) -> _Read:
-    try:
-        return _Read(tensor, logical_bits(source.get(tensor.source), tensor.declared, borrow=True), "")
-    except _BAD_TENSOR as error:
-        return _Read(tensor, None, f"{error}" or type(error).__name__)
-
-
 def _put(target: Store, item: _Read, done: Transferred) -> None:
     label = f"tensor {item.tensor.source!r}" + (f" of entry {item.tensor.entry!r}" if item.tensor.entry else "")
-    if item.bits is None:
+    if item.error:
         done.problems.append(f"{label} was skipped: {item.error}")
         return
-    bits, dtype, note = item.bits
-    nbytes = bits.nbytes
     try:
-        with released_pages(bits):
-            # What is looked at in its map is finished with when its pages are.
-            digest = target.put(item.tensor.target, bits, dtype, owned=not is_mapped(bits))
+        done.digests[item.tensor.target] = _digest_put(target, item, done)
     except (KeyExistsError, DTypeError) as error:
         done.conflicts += isinstance(error, KeyExistsError)
         done.problems.append(f"{label} was skipped: {error}")
         return
-    done.digests[item.tensor.target] = digest
-    done.nbytes += nbytes
-    if note is not None:
-        done.notes.append(note)
+    done.nbytes += item.nbytes
+    if item.bits is not None and item.bits.note is not None:
+        done.notes.append(item.bits.note)
+
+
+def _digest_put(target: Store, item: _Read, done: Transferred) -> str:
+    if item.same is not None:
+        target.put_same(item.tensor.target, item.same)
+        return done.digests[item.same]
+    assert item.bits is not None
+    bits, dtype, _ = item.bits
+    with released_pages(bits):
+        # What is looked at in its map is finished with when its pages are.
+        return target.put(item.tensor.target, bits, dtype, owned=not is_mapped(bits))
 
 
 def verify_transfer(target: Store, digests: dict[str, str]) -> list[str]:

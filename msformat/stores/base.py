@@ -227,6 +227,11 @@ class Store(ABC):
         # Asked for with every tensor, and slow to find out.
         self._can_link = self.options.links and isinstance(self, SupportsLinks)
 
+    @property
+    def shares_content(self) -> bool:
+        """Whether equal content is kept once, so that :meth:`put_same` needs no bytes."""
+        return self._can_link
+
     # --- tensors ---------------------------------------------------------------------------------------------------
 
     def put(self, key: str, bits: NDArray[Any], dtype: DType, *, owned: bool = False) -> str:

@@ -7,24 +7,34 @@ keys. Only a tensor whose key is no safe file name, or whose file cannot tell it
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from msformat.atomic import fsync_directory, is_temporary, temporary_sibling, write_atomic
+from msformat.atomic import (
+    each_at_once,
+    fsync_directory,
+    fsync_file,
+    is_temporary,
+    temporary_sibling,
+    write_atomic,
+)
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError, FormatError, StoreError, TensorNotFoundError, UnsafeInputError
-from msformat.filesystem import FileSystem, is_url, join, open_filesystem
+from msformat.filesystem import FileSystem, LocalFileSystem, is_url, join, open_filesystem
 from msformat.names import natural_key, safe_data_name
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.many import HELD_BYTES, Found, HeldTensor, at_once, attempt
 from msformat.stores.npyfile import MAGIC, npy_needs_sidecar, npy_parts, open_npy
 from msformat.stores.ptfile import open_pt, pt_needs_sidecar, pt_parts
 from msformat.stores.sidecar import SIDECAR, SidecarLine, SidecarWriter, parse_sidecar
+from msformat.stores.strided import FileTensor
 
 __all__ = ["DATA_DIRECTORY", "FilesStore"]
 
@@ -178,20 +188,43 @@ class FilesStore(Store):
         CorruptTensorError
             The file is cut short.
         """
+        path = self._found_file(key)
+        with self._named_errors(key, path):
+            buffer = self._files.map(path)
+        return self._open_tensor(key, path, buffer)
+
+    def get_many(self, keys: Sequence[str]) -> list[Found]:
+        """See :class:`msformat.stores.many.SupportsMany`: small files behind a URL are fetched at the same time."""
+        is_local = isinstance(self._files, LocalFileSystem)
+        return [attempt(self.get, key) for key in keys] if is_local else at_once(self._fetch, keys)
+
+    def _fetch(self, key: str) -> StoredTensor:
+        path = self._found_file(key)
+        with self._named_errors(key, path):
+            buffer = self._files.read(path, 0, HELD_BYTES + 1)
+        if len(buffer) > HELD_BYTES:
+            return self.get(key)
+        stored = self._open_tensor(key, path, buffer)
+        return HeldTensor(stored, stored.bits_of(buffer))
+
+    def _found_file(self, key: str) -> str:
         path = self._file_of(key)
         if path is None:
             raise TensorNotFoundError(key, self.location, self._near(key))
+        return path
+
+    @contextlib.contextmanager
+    def _named_errors(self, key: str, path: str) -> Iterator[None]:
         try:
-            buffer = self._files.map(path)
+            yield
         except (FileNotFoundError, NotADirectoryError):
             raise TensorNotFoundError(key, self.location, self._near(key)) from None
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
             raise StoreError(f"{self._files.describe(path)}: {error.strerror or error}") from error
-        return self._open_tensor(key, path, buffer)
 
-    def _open_tensor(self, key: str, path: str, buffer: bytes | memoryview) -> StoredTensor:
+    def _open_tensor(self, key: str, path: str, buffer: bytes | memoryview) -> FileTensor:
         line = self._named.get(key)
         dtype, digest = (line.dtype, line.digest) if line else (None, None)
         if bytes(buffer[: len(MAGIC)]) == MAGIC:
@@ -322,10 +355,10 @@ class FilesStore(Store):
             return
         directory = os.path.join(self.location, DATA_DIRECTORY)
         try:
-            for name in self._unsynced:
-                _fsync_file(os.path.join(directory, name))
+            names = (os.path.join(directory, name) for name in self._unsynced)
+            each_at_once(fsync_file, names, threads=self.options.threads > 0)
             if wrote_sidecar:
-                _fsync_file(self._sidecar.path)
+                fsync_file(self._sidecar.path)
         except OSError as error:
             raise StoreError(f"{directory}: {error.strerror or error}") from error
         fsync_directory(directory)
@@ -343,11 +376,3 @@ def _suffix(key: str) -> str:
 
 def _is_document(name: str) -> bool:
     return name not in (_JOURNAL, SIDECAR) and not name.endswith((".h5", ".zarr")) and not is_temporary(name)
-
-
-def _fsync_file(path: str | os.PathLike[str]) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
