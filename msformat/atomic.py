@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 __all__ = [
     "atomic_file",
+    "begin_writing",
     "each_at_once",
     "fsync_directory",
     "fsync_file",
@@ -32,6 +33,8 @@ _TEMPORARY = re.compile(re.escape(_MARK) + r"[0-9a-f]{12}$")
 # Names are cut so that the mark still fits into the 255 bytes most file systems allow.
 _STEM_BYTES = 180
 _AT_ONCE = 8
+# Less is not worth the call.
+BEGIN_FROM = 1 << 16
 
 
 def temporary_sibling(path: str | os.PathLike[str]) -> str:
@@ -92,13 +95,35 @@ def output_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_atomic(
-    path: str | os.PathLike[str], data: bytes | memoryview | Iterable[bytes | memoryview], *, fsync: bool = True
+    path: str | os.PathLike[str],
+    data: bytes | memoryview | Iterable[bytes | memoryview],
+    *,
+    fsync: bool = True,
+    begin: bool = False,
 ) -> None:
-    """Write ``data`` (or its parts, in order) under ``path``, whole or not at all."""
+    """Write ``data`` (or its parts, in order) under ``path``, whole or not at all.
+
+    ``begin``: the caller will wait for the disk later, so that it may as well begin now.
+    """
     parts = (data,) if isinstance(data, (bytes, memoryview)) else data
     with atomic_file(path, fsync=fsync) as stream:
         for part in parts:
             stream.write(part)
+        if begin:
+            stream.flush()
+            begin_writing(stream.fileno(), 0, stream.tell())
+
+
+def begin_writing(descriptor: int, start: int, length: int) -> None:
+    """Have the system begin to bring a part of a file to disk, and do not wait: a later fsync finds it done.
+
+    Left to itself, Linux begins when it has gigabytes, and a conversion's fsync then waits for all of them. On
+    ``POSIX_FADV_DONTNEED`` it begins at once, and forgets at most what is on disk (posix_fadvise(2)). Nothing happens
+    for less than :data:`BEGIN_FROM` bytes, and on systems without that call.
+    """
+    if length >= BEGIN_FROM and hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def fsync_file(path: str | os.PathLike[str]) -> None:

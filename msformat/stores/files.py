@@ -256,7 +256,7 @@ class FilesStore(Store):
     def _put_file(self, name: str, parts: Iterable[bytes | memoryview]) -> None:
         path = self._data_path(name)
         try:
-            write_atomic(path, parts, fsync=False)
+            write_atomic(path, parts, fsync=False, begin=self.options.fsync)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror or error}") from error
 

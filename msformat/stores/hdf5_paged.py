@@ -25,6 +25,7 @@ from typing import Any
 
 import xxhash
 
+from msformat.atomic import begin_writing
 from msformat.errors import StoreError, UnsafeInputError
 
 try:
@@ -37,6 +38,8 @@ __all__ = ["LOCK_ADVICE", "PagedFile", "has_pending_sync", "side_path"]
 PAGE = 4096
 _MAGIC = b"msfsync1"
 _ENTRY = 8 + PAGE
+# So many new bytes at a time are handed to the disk before a commit waits for them.
+_BEGIN = 8 << 20
 LOCK_ADVICE = (
     "it is being written by another process; wait until that has finished, or read the state of its last sync with "
     "HDF5_USE_FILE_LOCKING=FALSE in the environment (also the way out on a file system without locks)"
@@ -85,7 +88,7 @@ class PagedFile(io.RawIOBase):
         try:
             _lock(self._raw, path, shared=self._read_only)
             self._size = os.fstat(self._raw.fileno()).st_size
-            self._synced = self._size
+            self._synced = self._begun = self._size
             self._complete_pending()
         except BaseException:
             self._raw.close()
@@ -137,6 +140,7 @@ class PagedFile(io.RawIOBase):
         try:
             self._write_pages(start, view[: border - start])
             self._write_raw(border, view[border - start :])
+            self._begin_writing(end)
         except OSError as error:
             self.error = error
         self._size = max(self._size, end)
@@ -180,6 +184,12 @@ class PagedFile(io.RawIOBase):
     def _write_raw(self, start: int, view: memoryview) -> None:
         self._raw.seek(start)
         _write_all(self._raw, view)
+
+    def _begin_writing(self, end: int) -> None:
+        """Bytes up to the last ``_BEGIN`` are there to stay; most writes append."""
+        if self._fsync and end - self._begun >= _BEGIN:
+            begin_writing(self._raw.fileno(), self._begun, end - self._begun)
+            self._begun = end
 
     # --- sync --------------------------------------------------------------------------------------------------
 

@@ -206,7 +206,7 @@ class ArrayWriter:
         return write
 
     def _write_file(self, path: str, data: bytes | memoryview) -> None:
-        write_atomic(path, data, fsync=False)
+        write_atomic(path, data, fsync=False, begin=self._fsync)
         self._files.append(path)
 
     def _run(self, job: _Job, directory: str, steps: list[Callable[[], None]]) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pytest
 
 from msformat.atomic import each_at_once
+from msformat.dtypes import dtype_named
+from msformat.stores.base import StoreOptions
+from msformat.stores.registry import open_store
 
 
 @pytest.mark.parametrize("threads", [True, False])
@@ -49,3 +55,23 @@ def test_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert len(list((tmp_path / "u/dump_tensor_data").iterdir())) == 40
+
+
+@pytest.mark.parametrize("backend", ["files", "hdf5", "zarr"])
+@pytest.mark.parametrize("durability", ["fsync", "process"])
+def test_the_disk_begins_before_it_is_waited_for(
+    tmp_path: Path, backend: str, durability: Literal["fsync", "process"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it will be waited for at all."""
+    begun: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *args: begun.append(args[2]), raising=False)
+    monkeypatch.setattr(os, "POSIX_FADV_DONTNEED", 4, raising=False)
+    values = np.random.default_rng(1).integers(0, 256, 9 << 20, np.uint8)
+    location = str(tmp_path / {"hdf5": "d.h5", "zarr": "d.zarr"}.get(backend, "unit"))
+    options = StoreOptions(compression="none", durability=durability)
+    with open_store(backend, location, mode="w", options=options) as store:
+        store.put("large.npy", values, dtype_named("uint8"))
+        store.put("small.npy", values[:100], dtype_named("uint8"))
+    assert (sum(begun) >= values.nbytes) == (durability == "fsync")
+    with open_store(backend, location) as store:
+        np.testing.assert_array_equal(store.get("large.npy").bits(), values)
