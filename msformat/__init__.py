@@ -20,6 +20,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msformat.compare.mapping import load_mapping
+    from msformat.compare.model import DiffResult
+    from msformat.compare.run import DiffOptions, diff
+    from msformat.compare.thresholds import Thresholds
     from msformat.convert import ConvertOptions, ConvertReport
     from msformat.convert import convert as convert_dump
     from msformat.digest import canonical_crc32, content_digest
@@ -75,6 +79,8 @@ __all__ = [
     "CorruptTensorError",
     "DType",
     "DTypeError",
+    "DiffOptions",
+    "DiffResult",
     "Dump",
     "DumpWriter",
     "Entry",
@@ -97,6 +103,7 @@ __all__ = [
     "TensorMeta",
     "TensorName",
     "TensorNotFoundError",
+    "Thresholds",
     "Tree",
     "Unit",
     "UnitKey",
@@ -109,10 +116,12 @@ __all__ = [
     "canonical_crc32",
     "content_digest",
     "convert_dump",
+    "diff",
     "dtype_from_numpy",
     "dtype_named",
     "dump_node",
     "known_dtypes",
+    "load_mapping",
     "natural_key",
     "open",
     "open_dump",
@@ -127,6 +136,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "compare.mapping": ("load_mapping",),
+    "compare.model": ("DiffResult",),
+    "compare.run": ("DiffOptions", "diff"),
+    "compare.thresholds": ("Thresholds",),
     "convert": ("ConvertOptions", "ConvertReport", "convert_dump"),
     "digest": ("canonical_crc32", "content_digest"),
     "dtypes": ("DType", "dtype_from_numpy", "dtype_named", "known_dtypes", "parse_dtype"),

@@ -24,11 +24,11 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from msformat.errors import BackendMissingError, FormatError
+from msformat.errors import FormatError
+from msformat.extras import optional
 from msformat.jsontext import parse_json
 from msformat.names import API_PREFIXES, OpName, parse_data_name, parse_entry
 
@@ -143,10 +143,7 @@ def load_mapping(path: str | os.PathLike[str]) -> NameMapping:
 
 
 def _load_yaml(data: bytes, source: str) -> Any:
-    try:
-        yaml = import_module("yaml")
-    except ImportError as error:
-        raise BackendMissingError("yaml", "diff", "a mapping in YAML") from error
+    yaml = optional("yaml", "diff", "a mapping in YAML")
     try:
         return yaml.safe_load(data)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from msformat.compare.model import EntryResult, Role, ScalarChange, TensorResult, Verdict
+from msformat.names import parse_entry
 
 __all__ = ["Event", "before", "execution_order", "first_event"]
 
@@ -46,7 +47,8 @@ def execution_order(entries: Sequence[EntryResult], parents: Sequence[int | None
         Number of the enclosing entry of each, None at the top. Circles are cut.
     """
     depths = _depths(parents)
-    begins, ends = list(range(len(entries))), list(range(len(entries)))
+    begins = _positions(entries)
+    ends = list(begins)
     for at in sorted(range(len(entries)), key=depths.__getitem__, reverse=True):
         parent = parents[at]
         if parent is not None and depths[parent] < depths[at]:
@@ -56,6 +58,20 @@ def execution_order(entries: Sequence[EntryResult], parents: Sequence[int | None
     keys = [((begins[at], 0, depths[at], at), Event(at, is_begin=True)) for at in range(len(entries))]
     keys += [((ends[at], 1, -depths[at], at), Event(at, is_begin=False)) for at in range(len(entries))]
     return [event for _, event in sorted(keys, key=lambda pair: pair[0])]
+
+
+def _positions(entries: Sequence[EntryResult]) -> list[int]:
+    """Place of each in the document, but for gradients of parameters: msprobe gives them a place behind the forward.
+
+    They are there when the last backward of their module is, or at the end where none was recorded.
+    """
+    positions = list(range(len(entries)))
+    names = [parse_entry(entry.key) for entry in entries]
+    backwards = {name.path: at for at, name in enumerate(names) if name is not None and name.stage == "backward"}
+    for at, name in enumerate(names):
+        if name is not None and name.stage == "parameters_grad":
+            positions[at] = backwards.get(name.path, len(entries))
+    return positions
 
 
 def _depths(parents: Sequence[int | None]) -> list[int]:

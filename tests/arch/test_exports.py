@@ -14,12 +14,13 @@ import msformat
 ROOT = Path(__file__).resolve().parents[2]
 
 _NAMES = """
-    MISSING BackendMissingError ConvertOptions ConvertReport CorruptJournalError CorruptTensorError DType DTypeError
-    Dump DumpWriter Entry EntryNotFoundError FormatError Header KeyExistsError MsformatError OpName Opaque Scalar
-    SchemaError Stats Store StoreError StoreOptions StoredTensor Table Tensor TensorMeta TensorName TensorNotFoundError
-    Tree Unit UnitKey UnitNotFoundError UnsafeInputError VerifyReport available_stores build_data_name build_entry
-    canonical_crc32 content_digest convert_dump dtype_from_numpy dtype_named dump_node known_dtypes natural_key open
-    open_dump open_store parse_data_name parse_dtype parse_entry recover_dump safe_data_name tensor_stats verify_dump
+    BackendMissingError ConvertOptions ConvertReport CorruptJournalError CorruptTensorError DType DTypeError
+    DiffOptions DiffResult Dump DumpWriter Entry EntryNotFoundError FormatError Header KeyExistsError MISSING
+    MsformatError OpName Opaque Scalar SchemaError Stats Store StoreError StoreOptions StoredTensor Table Tensor
+    TensorMeta TensorName TensorNotFoundError Thresholds Tree Unit UnitKey UnitNotFoundError UnsafeInputError
+    VerifyReport available_stores build_data_name build_entry canonical_crc32 content_digest convert_dump diff
+    dtype_from_numpy dtype_named dump_node known_dtypes load_mapping natural_key open open_dump open_store
+    parse_data_name parse_dtype parse_entry recover_dump safe_data_name tensor_stats verify_dump
 """
 PUBLIC = _NAMES.split()
 

@@ -21,7 +21,7 @@ sys.meta_path.insert(0, Refuse())
 """
 ALL_EXTRAS = {
     "torch", "mindspore", "h5py", "zarr", "numcodecs", "isal", "pandas", "pyarrow", "polars", "xarray", "dask",
-    "matplotlib", "fsspec", "distributed",
+    "matplotlib", "fsspec", "distributed", "openpyxl", "yaml",
 }  # fmt: skip
 
 
