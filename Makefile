@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer bench bench-capture lint clean
+.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -20,7 +20,7 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install -q --upgrade pip
 	@echo "Installing into $(VENV): minutes, most of them for torch, which judges the tests"
 	$(BIN)/python -m pip install -q "$(TORCH)"
-	$(BIN)/python -m pip install -q -e '.[test]'
+	$(BIN)/python -m pip install -q -e '.[test,huggingface,lightning]'
 	touch $@
 
 # Apart from env, so that the demo does not wait for it. Python 3.13 has no MindSpore: its tests are left out there.
@@ -81,6 +81,10 @@ test-mindtorch: $(MINDTORCH_VENV)/.ready
 test-peer: env $(PEER_VENV)/.ready
 	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
 
+# Old and odd environments, one after the other: gigabytes and an hour, or a few of them with ROWS='oldest python-3.13'.
+test-matrix: env
+	$(BIN)/python -m tools.matrix --workers $(PYTEST_WORKERS) $(ROWS)
+
 # BENCH=--quick takes under five minutes; BENCH='--write docs/benchmarks.md' puts the tables there.
 bench: env $(PEER_VENV)/.ready
 	$(BIN)/python -m tools.bench --peer $(PEER_VENV)/bin/python $(BENCH)
@@ -95,4 +99,4 @@ lint: env
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(MINDTORCH_VENV) $(MS27_VENV) $(PEER_VENV) $(PEER26_VENV) demo-out build dist *.egg-info
+	rm -rf $(VENV) .venv-matrix $(MINDTORCH_VENV) $(MS27_VENV) $(PEER_VENV) $(PEER26_VENV) demo-out build dist *.egg-info

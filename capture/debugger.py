@@ -175,9 +175,7 @@ class DebuggerBase(ABC):
     @either
     def stop(self) -> None:
         """Stop recording; hooks and wrapped functions are gone afterwards. ``start`` may follow in the same step."""
-        if self._undo_token_range is not None:
-            self._undo_token_range()
-            self._undo_token_range = None
+        self._undo_tokens()
         self._session.stop()
 
     @either
@@ -248,10 +246,29 @@ class DebuggerBase(ABC):
         try:
             yield self
         except BaseException as error:
-            self._session.abandon(error)
+            self.abandon(error)
             raise
         self.stop()
         self.step()
+
+    @either
+    def abandon(self, reason: BaseException | str) -> None:
+        """End a step that did not come to its end: its unit stays, marked incomplete with the reason.
+
+        Parameters
+        ----------
+        reason
+            The exception that ended it, or what else did.
+        """
+        self._undo_tokens()
+        self._session.abandon(reason)
+        if self._saver is not None:
+            self._saver.new_step()
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step in hand."""
+        return self._session.step_number
 
     @either
     def wait(self, timeout: float | None = None) -> None:
@@ -288,6 +305,11 @@ class DebuggerBase(ABC):
 
         if self._undo_token_range is None:
             self._undo_token_range = self._count_tokens(self.model, on_token)
+
+    def _undo_tokens(self) -> None:
+        if self._undo_token_range is not None:
+            self._undo_token_range()
+            self._undo_token_range = None
 
     def _make_saver(self) -> Saver:
         """What ``save`` goes to."""

@@ -119,7 +119,7 @@ class Session:
         self._texts = StackTexts()
         self._is_ready = False
         self._is_closed = False
-        self._captured_steps: set[int] = set()
+        self._has_captured = False
         self._seen_steps: list[int] = []
         self._started_empty = False
         self.has_entries_elsewhere = False  # this step's went into a unit beside ours: ours may be empty
@@ -196,13 +196,14 @@ class Session:
         self._raise_failure()
 
     @_one_at_a_time
-    def abandon(self, error: BaseException) -> None:
-        """The step ended by an exception: what was recorded stays, marked incomplete, and the next step begins."""
+    def abandon(self, reason: BaseException | str) -> None:
+        """The step ended too early: what was recorded stays, marked incomplete, and the next step begins."""
         self.pause()
         records = self._leave()
         if records is not None:
             records.flush(everything=True)
-            records.sink.close(f"step {self.step_number} ended by {type(error).__name__}: {error}")
+            cause = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+            records.sink.close(f"step {self.step_number} ended by {cause}")
         self.step_number += 1
 
     @_one_at_a_time
@@ -346,7 +347,7 @@ class Session:
         )
         self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
         self.observer.records = self._records
-        self._captured_steps.add(self.step_number)
+        self._has_captured = True
         _LOGGER.info("step %s is captured into %s", self.step_number, unit_dir)
 
     @property
@@ -398,10 +399,10 @@ class Session:
     def _report_unmatched(self) -> None:
         """Filters that matched nothing in the whole run are most likely misspelt."""
         config = self.config
-        if self._is_wanted_rank and config.steps is not None and not self._captured_steps and self._seen_steps:
+        if self._is_wanted_rank and config.steps is not None and not self._has_captured and self._seen_steps:
             last = self._seen_steps[-1]
             _LOGGER.warning("step %s was never reached; the last one was %s", sorted(config.steps), last)
-        if self._captured_steps:
+        if self._has_captured:
             for text in self.scope.unmatched():
                 _LOGGER.warning("%s", text)
 

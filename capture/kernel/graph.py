@@ -180,12 +180,12 @@ class GraphKernelSession(Session):
             if self._is_armed:
                 self._tell("step")
 
-    def abandon(self, error: BaseException) -> None:
-        """The step ended by an exception; what was dumped until then is settled like a step."""
+    def abandon(self, reason: BaseException | str) -> None:
+        """The step ended too early; what was dumped until then is settled like a step."""
         with self.control:
             self.pause()
             self._finish()
-            super().abandon(error)
+            super().abandon(reason)
             if self._is_armed:
                 self._tell("step")
 
@@ -255,7 +255,7 @@ class GraphKernelSession(Session):
         if self._is_closed:
             raise CaptureError("this debugger is closed; make another one to capture more")
         self._open_step = self.step_number
-        self._captured_steps.add(self.step_number)
+        self._has_captured = True
         self._is_on = True
         self._tell("start", self.step_number)
 

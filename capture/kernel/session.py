@@ -59,12 +59,12 @@ class KernelSession(Session):
             self.observer.end_any()
             super().pause()
 
-    def abandon(self, error: BaseException) -> None:
-        """The step ended by an exception: what the device wrote until then is settled like a step."""
+    def abandon(self, reason: BaseException | str) -> None:
+        """The step ended too early: what the device wrote until then is settled like a step."""
         with self.control:
             self.pause()
             self._finish()
-            super().abandon(error)
+            super().abandon(reason)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class KernelSession(Session):
             self.failed(f"kernels of step {number}", error)
             return
         self.observer.step = step
-        self._captured_steps.add(number)
+        self._has_captured = True
         _LOGGER.info("step %s: the kernels of %s go below %s", number, self.observer.target.name, step.directory)
 
     def _finish(self) -> None:

@@ -84,6 +84,14 @@ class PrecisionDebugger(DebuggerBase):
         self._graph.step()
 
     @either
+    def abandon(self, reason: BaseException | str) -> None:
+        """End a step that did not come to its end; see :meth:`capture.debugger.DebuggerBase.abandon`."""
+        super().abandon(reason)
+        if self._graph is not None:
+            self._graph.remove()
+            self._graph.abandon(reason)
+
+    @either
     def wait(self, timeout: float | None = None) -> None:
         """Come back when everything recorded so far is on disk (or after ``timeout`` seconds)."""
         super().wait(timeout)

@@ -114,6 +114,16 @@ class GraphHooks:
         if self._capture is not None:
             self._capture.step()
 
+    def abandon(self, reason: BaseException | str) -> None:
+        """End a step that did not come to its end."""
+        if self._capture is None:
+            return
+        try:
+            self._capture.stop()
+        except Exception as error:  # noqa: BLE001 (a kernel's error, which is most likely the reason itself)
+            self._capture.problem("", f"the step ended with an error of a kernel: {error}")
+        self._capture.session.abandon(reason)
+
     def wait(self, timeout: float | None) -> None:
         """Come back when everything is written."""
         if self._capture is not None:
