@@ -12,13 +12,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import StoreError, UnsafeInputError
 from msformat.stores.files import FilesStore
 from tests.contract.store_contract import FLOAT32, StoreContract, random_bits
+from tests.judges import judge
+
+torch = judge("torch")
 
 
 def file_of(unit: Path, key: str) -> Path:

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import msformat
 from msformat.table import MISSING
 from tests.conftest import golden_names
+from tests.judges import judge
+
+torch = judge("torch")
 
 Golden = Callable[[str], Path]
 _STATISTICS = ("Max", "Min", "Mean", "Norm")

@@ -13,6 +13,7 @@ import pytest
 
 import msformat
 from msformat import DumpWriter, FormatError, Header, dtype_named, tensor_stats
+from tests.judges import judge
 from tests.reports.cases import (
     BACKENDS,
     call,
@@ -26,7 +27,7 @@ from tests.reports.cases import (
     writer,
 )
 
-torch = pytest.importorskip("torch")
+torch = judge("torch")
 
 HEADER = Header("tensor", "mix", "pytorch")
 KEY = "Functional.f.0.forward"

@@ -17,10 +17,11 @@ import pytest
 
 import msformat
 from msformat import dtype_named, tensor_stats
+from tests.judges import judge
 from tests.reports.cases import FLOAT32, call, everywhere, plain_record, run, run_python, write_documents
 
-torch = pytest.importorskip("torch")
-pandas = pytest.importorskip("pandas")
+torch = judge("torch")
+pandas = judge("pandas")
 
 RELU = "Functional.relu.0.forward"
 

@@ -21,6 +21,7 @@ import pytest
 import msformat
 from msformat import FormatError, MsformatError
 from msformat.cli import main
+from tests.judges import judge
 from tests.reports.cases import (
     BACKENDS,
     FLOAT32,
@@ -36,8 +37,8 @@ from tests.reports.cases import (
     writer,
 )
 
-torch = pytest.importorskip("torch")
-zarr = pytest.importorskip("zarr")
+torch = judge("torch")
+zarr = judge("zarr")
 
 KEY = "Functional.f.0.forward"
 

@@ -18,6 +18,7 @@ import pytest
 import msformat
 from msformat import CorruptTensorError, dtype_named, open_store
 from msformat.stores.codecs import chunk_shape
+from tests.judges import judge
 from tests.reports.cases import (
     BACKENDS,
     FLOAT32,
@@ -33,8 +34,8 @@ from tests.reports.cases import (
     writer,
 )
 
-torch = pytest.importorskip("torch")
-zarr = pytest.importorskip("zarr")
+torch = judge("torch")
+zarr = judge("zarr")
 
 ODD_NAMES = (
     "loss", "loss/aux", "loss/aux/deep", "a//b", "/x", "x/", "a\0b", "a", "a\\b", "x\ny", ".", "..", "", "zarr.json",

@@ -11,13 +11,15 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import zarr
 
 from msformat.atomic import is_temporary, temporary_sibling
 from msformat.convert import ConvertOptions, ConvertReport, convert
 from msformat.destination import exclusive
 from msformat.errors import MsformatError, StoreError, UnsafeInputError
+from tests.judges import judge
 from tests.small_dumps import tree_bytes, write_tree, write_unit
+
+zarr = judge("zarr")
 
 
 def _convert(src: Path | str, dst: Path | str, **options: Any) -> ConvertReport:

@@ -13,7 +13,6 @@ import h5py
 import numpy as np
 import pytest
 import safetensors.numpy
-import zarr
 
 import msformat
 from msformat.columnfile import decode_columns, encode_columns
@@ -26,7 +25,10 @@ from msformat.table import Table
 from msformat.verify import verify
 from msformat.writer import DumpWriter
 from tests.golden.test_reader import Golden
+from tests.judges import judge
 from tests.small_dumps import convert_whole, tree_bytes, write_tree
+
+zarr = judge("zarr")
 
 BACKENDS = ("hdf5", "zarr")
 SUFFIX = {"hdf5": "h5", "zarr": "zarr"}

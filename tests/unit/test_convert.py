@@ -15,7 +15,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from msformat.stores.base import Store
 from msformat.stores.files import FilesStore
 from msformat.stores.hdf5 import Hdf5Store
 from msformat.transfer import _Pipe, _Read
+from tests.judges import judge
 from tests.small_dumps import (
     FRAMES,
     HEADER,
@@ -41,6 +41,8 @@ from tests.small_dumps import (
     write_tree,
     write_unit,
 )
+
+torch = judge("torch")
 
 Golden = Callable[[str], Path]
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from msformat.dtypes import DType, dtype_from_numpy, dtype_named, known_dtypes, parse_dtype
 from msformat.errors import DTypeError
+from tests.judges import judge
+
+torch = judge("torch")
 
 TORCH_DTYPES = sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str)
 

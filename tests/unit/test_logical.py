@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from msformat.dtypes import dtype_named
 from msformat.logical import logical_bits
 from msformat.stores.base import StoredTensor
 from msformat.stores.memory import MemoryStore
+from tests.judges import judge
+
+torch = judge("torch")
 
 
 def _stored(array: np.ndarray, name: str) -> StoredTensor:

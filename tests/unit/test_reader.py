@@ -9,11 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 import msformat
 from msformat import lazy
+from tests.judges import judge
 from tests.unit.reader_dumps import RELU, VALUES, X, entries, record, write_tensor, write_unit
+
+torch = judge("torch")
 
 # --- a dump and its units ---------------------------------------------------------------------------------------------
 

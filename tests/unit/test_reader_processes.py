@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 import msformat
 from msformat import lazy
+from tests.judges import judge
 from tests.unit.reader_dumps import RELU, VALUES, X, record, write_unit
+
+torch = judge("torch")
 
 # --- processes and threads --------------------------------------------------------------------------------------------
 
@@ -52,7 +53,7 @@ def test_forked_workers_open_for_themselves(stored: Path) -> None:
     assert _sum_of(x) == VALUES.sum()
 
 
-class _Slices(Dataset):  # type: ignore[type-arg]
+class _Slices(torch.utils.data.Dataset):  # type: ignore[type-arg]
     def __init__(self, tensor: msformat.Tensor) -> None:
         self.tensor = tensor
 
@@ -69,7 +70,7 @@ def test_a_data_loader_with_two_workers(stored: Path) -> None:
     assert x.has_data
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        batches = list(DataLoader(_Slices(x), batch_size=6, num_workers=2))
+        batches = list(torch.utils.data.DataLoader(_Slices(x), batch_size=6, num_workers=2))
     assert torch.equal(torch.cat(batches), torch.from_numpy(VALUES).reshape(-1))
 
 

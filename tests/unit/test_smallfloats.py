@@ -5,11 +5,13 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from msformat.dtypes import dtype_named
 from msformat.errors import DTypeError
 from msformat.smallfloats import hifloat8_values, to_float32
+from tests.judges import judge
+
+torch = judge("torch")
 
 CODES = np.arange(256, dtype=np.uint8)
 

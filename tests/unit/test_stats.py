@@ -10,12 +10,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from msformat.dtypes import dtype_from_numpy, dtype_named, known_dtypes
 from msformat.model import Stats
 from msformat.stats import tensor_stats
 from tests.conftest import GOLDEN_DATA
+from tests.judges import judge
+
+torch = judge("torch")
 
 
 def stats_of(array: Any) -> Stats:

@@ -11,7 +11,6 @@ import h5py
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from msformat.atomic import temporary_sibling
 from msformat.convert import convert
@@ -20,7 +19,10 @@ from msformat.errors import FormatError, StoreError
 from msformat.model import Header
 from msformat.verify import VerifyReport, verify
 from msformat.writer import DumpWriter
+from tests.judges import judge
 from tests.small_dumps import record, write_document, write_tree, write_unit
+
+torch = judge("torch")
 
 NAME = "Functional.relu.1.forward.output.0.npy"
 

@@ -13,8 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
-import zarr
 
 import msformat
 from msformat.dtypes import dtype_named
@@ -26,6 +24,10 @@ from msformat.stores.base import Store, StoreOptions
 from msformat.stores.registry import open_store
 from msformat.writer import DumpWriter
 from tests.crash.workload import BACKENDS, HEADER, put, step, steps
+from tests.judges import judge
+
+torch = judge("torch")
+zarr = judge("zarr")
 
 FLOAT32 = dtype_named("float32")
 SCALAR = {"type": "int", "value": 3}

@@ -1,0 +1,47 @@
+"""Libraries that judge tests. In an environment without one, the tests that ask it are skipped, by its name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NoReturn
+
+import pytest
+
+__all__ = ["judge"]
+
+
+class _Absent:
+    """Stands where the library would: whatever asks it for anything, a test or a whole module, is skipped."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def _skip(self) -> NoReturn:
+        pytest.skip(f"{self._name} is not installed", allow_module_level=True)
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        if attribute.startswith("__"):
+            # pytest looks at everything in a module, and asks only for these.
+            raise AttributeError(attribute)
+        self._skip()
+
+    # What vars() asks for: it would find nothing, and a test that looks through it would find nothing wrong.
+    __dict__ = property(_skip)  # type: ignore[assignment]
+
+
+def judge(name: str) -> Any:
+    """The library, or what skips whoever asks it. One that is there and does not load is an error.
+
+    Parameters
+    ----------
+    name : str
+        A top-level module.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return _Absent(name)
