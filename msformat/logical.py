@@ -16,7 +16,7 @@ from msformat.dtypes import DType, parse_dtype
 from msformat.selection import Selection
 from msformat.stores.base import StoredTensor
 
-__all__ = ["LogicalBits", "logical_bits"]
+__all__ = ["LogicalBits", "logical_bits", "logical_dtype"]
 
 _LOW_HALF = np.uint32(0xFFFF)
 # Bits are tested in pieces, so that a large tensor needs no mask of its own size.
@@ -39,6 +39,15 @@ class LogicalBits(NamedTuple):
     bits: NDArray[Any]
     dtype: DType
     note: str | None = None
+
+
+def logical_dtype(stored: StoredTensor, declared: str | None) -> DType:
+    """The type that :func:`logical_bits` gives if the document is right, without reading anything."""
+    wanted = parse_dtype(declared) if declared else None
+    if wanted is None or wanted == stored.dtype:
+        return stored.dtype
+    narrows = wanted.name == "bfloat16" and stored.dtype.name == "float32"
+    return wanted if narrows or _are_raw_bits_of(stored.dtype, wanted) else stored.dtype
 
 
 def logical_bits(

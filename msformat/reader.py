@@ -12,15 +12,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msformat.entries import Entry, Tensor
 from msformat.errors import MsformatError, UnitNotFoundError
+from msformat.families import choose_units, find_family
 from msformat.foreign.views import with_layout
 from msformat.htmlview import dump_html
 from msformat.layout import UnitKey, UnitLocation, find_units, parse_unit_path
 from msformat.table import Table
 from msformat.unit import Unit
+from msformat.xarrays import family_array
+
+if TYPE_CHECKING:
+    from xarray import DataArray
 
 __all__ = ["Dump", "Entry", "Tensor", "Unit", "open_dump"]
 
@@ -179,6 +184,52 @@ class Dump:
                 yield unit.table(filter=filter)
             except (MsformatError, OSError) as error:
                 warnings.warn(f"{unit.key}: left out: {error}", stacklevel=4)
+
+    def to_xarray(  # noqa: PLR0913 (all but two by name only)
+        self,
+        entry: str,
+        tensor: str | None = None,
+        *,
+        steps: Iterable[int] | None = None,
+        ranks: Iterable[Rank] | None = None,
+        branch: str | None = None,
+        dims: Sequence[str] | None = None,
+        widen: bool = False,
+        lazy: bool | None = None,
+        fill_value: float | None = None,
+    ) -> DataArray:
+        """The same tensor over steps and ranks, as one ``xarray.DataArray``.
+
+        Its axes are ``step`` (where the dump has steps), ``rank``, ``entry`` (where a glob was given) and those of the
+        tensor. Units that do not have it are left out with a warning, if nothing else of their step or rank is there.
+
+        Parameters
+        ----------
+        entry
+            Key of an entry, or a glob (``Module.layers.*.forward.0``).
+        tensor
+            Which of its tensors, as slot and path of :meth:`table` spell it: ``output.0``, ``input_args.1``,
+            ``parameters.weight``. Default: the only output, or the only tensor; with a glob ``output.0``.
+        steps, ranks, branch
+            Only these.
+        dims, widen, lazy, fill_value
+            As :meth:`Unit.to_xarray` takes them.
+
+        Raises
+        ------
+        UnitNotFoundError
+            There is no such step, rank or branch. And what :meth:`Unit.to_xarray` raises.
+
+        Examples
+        --------
+        >>> import msformat
+        >>> gelu = msformat.open("my_dump").to_xarray("Functional.gelu.0.forward", steps=[0])
+        >>> dict(gelu.sizes)
+        {'step': 1, 'rank': 1, 'dim_0': 2, 'dim_1': 5, 'dim_2': 8}
+        """
+        units = choose_units(self, self.path, steps=steps, ranks=ranks, branch=branch)
+        family = find_family(self.path, units, entry, tensor, over_units=True)
+        return family_array(family, dims=dims, widen=widen, lazy=lazy, fill_value=fill_value)
 
     def close(self) -> None:
         """Let go of the open files of every unit. Views stay usable."""

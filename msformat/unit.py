@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msformat.contents import Contents, load_construct, load_contents, load_stack
 from msformat.documents import ConstructDocument
 from msformat.entries import Entry, Tensor
 from msformat.errors import EntryNotFoundError, FormatError, StoreError, TensorNotFoundError
+from msformat.families import find_family
 from msformat.htmlview import unit_html
 from msformat.layout import UnitKey, UnitLocation
 from msformat.lazy import Lazy, reading
@@ -23,6 +24,10 @@ from msformat.table import Table
 from msformat.tree import Tree
 from msformat.unitcolumns import unit_table
 from msformat.usage import DiskUsage, disk_usage
+from msformat.xarrays import family_array
+
+if TYPE_CHECKING:
+    from xarray import DataArray
 
 __all__ = ["Unit"]
 
@@ -152,6 +157,49 @@ class Unit(Mapping[str, Entry]):
             Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
         return unit_table(self, self._contents.get, filter or "")
+
+    def to_xarray(
+        self,
+        entry: str,
+        tensor: str | None = None,
+        *,
+        dims: Sequence[str] | None = None,
+        widen: bool = False,
+        lazy: bool | None = None,
+        fill_value: float | None = None,
+    ) -> DataArray:
+        """A tensor, or the same tensor of many entries, as one ``xarray.DataArray``; step and rank are coordinates.
+
+        Parameters
+        ----------
+        entry
+            Key of an entry, or a glob (``Module.layers.*.forward.0``): then ``entry`` is the first axis.
+        tensor
+            Which of its tensors, as slot and path of :meth:`table` spell it: ``output.0``, ``input_args.1``,
+            ``parameters.weight``. Default: the only output, or the only tensor; with a glob ``output.0``.
+        dims
+            Names of the tensor's own axes; default ``dim_0``, ``dim_1``, …
+        widen
+            Make float32 of bfloat16, float8, HiFloat8 and int4, exactly. Otherwise they are of ``ml_dtypes``' types.
+        lazy
+            Read chunk by chunk when values are asked for, through dask. False reads all now, and refuses what cannot
+            fit into memory. Default: lazy if dask is installed.
+        fill_value
+            What stands where a tensor is missing; must be a value of the element type. Without one that is an error.
+
+        Raises
+        ------
+        EntryNotFoundError, TensorNotFoundError
+            There is no such entry or tensor, or no values were saved; says why.
+        FormatError
+            Shapes or element types differ, or a tensor is missing in the middle; names the units.
+        StoreError
+            All of it is more than fits into memory.
+        BackendMissingError
+            xarray, or the dask that ``lazy=True`` asks for, is not installed.
+        """
+        family = find_family(self.path, [self], entry, tensor, over_units=False)
+        return family_array(family, dims=dims, widen=widen, lazy=lazy, fill_value=fill_value)
 
     # --- documents -------------------------------------------------------------------------------------------------
 
