@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -38,11 +39,20 @@ class Sums:
     crc32: str | None
 
 
+@dataclass(slots=True)
+class _Known:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sums: Sums | None = None
+
+
 class ContentSums:
-    """Reads tensors of one open store and sums them up; the same stored bytes are read once (twice at most)."""
+    """Reads tensors of one open store and sums them up; the same stored bytes are read once (twice at most).
+
+    Several threads may ask.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Sums] = {}
+        self._known: dict[Hashable, _Known] = {}
 
     def of(self, stored: StoredTensor, *, crc32: bool = False) -> Sums:
         """The sums of a tensor.
@@ -61,10 +71,12 @@ class ContentSums:
         if identity is None:
             return _sum_up(stored, crc32=crc32)
         content = (identity, stored.dtype.name, stored.shape)
-        known = self._known.get(content)
-        if known is None or (crc32 and known.crc32 is None):
-            known = self._known[content] = _sum_up(stored, crc32=crc32)
-        return known
+        known = self._known.setdefault(content, _Known())
+        # Whoever asks for another name meanwhile waits for the one that reads.
+        with known.lock:
+            if known.sums is None or (crc32 and known.sums.crc32 is None):
+                known.sums = _sum_up(stored, crc32=crc32)
+            return known.sums
 
 
 def _sum_up(stored: StoredTensor, *, crc32: bool) -> Sums:

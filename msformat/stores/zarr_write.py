@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.atomic import each_at_once, fsync_directory, fsync_file, write_atomic
+from msformat.atomic import fsync_directories, fsync_files, write_atomic
 from msformat.errors import StoreError
 from msformat.stores.codecs import chunk_shape
 from msformat.stores.zarr_codecs import Encoder
@@ -306,12 +306,12 @@ class ArrayWriter:
         if not self._fsync:
             return
         try:
-            each_at_once(fsync_file, files, threads=self._threads > 0)
+            fsync_files(files, threads=self._threads > 0)
         except OSError as error:
             self._files = [*files, *self._files]
             self._directories = {**directories, **self._directories}
             raise _named(error, self._root, "") from error
-        each_at_once(fsync_directory, directories, threads=self._threads > 0)
+        fsync_directories(directories, threads=self._threads > 0)
 
     def check_process(self) -> None:
         """Refuse to write in a fork.
