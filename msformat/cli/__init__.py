@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from msformat.cli import convert, diff, inspect, maintain, table
+from msformat.cli import convert, diff, inspect, maintain, report, table
 from msformat.cli.output import drop, fix_encoding, problem, spoken_warnings
 from msformat.errors import MsformatError
 
@@ -23,7 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (convert, inspect, table, diff, maintain):
+    for module in (convert, inspect, table, diff, report, maintain):
         module.add_commands(commands)
     return parser
 

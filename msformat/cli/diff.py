@@ -15,7 +15,7 @@ from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS,
 if TYPE_CHECKING:
     from msformat.compare.run import DiffOptions
 
-__all__ = ["add_commands"]
+__all__ = ["EntriesBar", "add_commands", "add_selection", "add_thresholds", "options_of"]
 
 _EPILOG = """examples:
   msformat diff npu_dump/ gpu_dump/                 where do they part, and which tensors differ
@@ -39,13 +39,14 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("a", metavar="A", help=f"the dump in question: {PATH_HELP}")
     parser.add_argument("b", metavar="B", help="the reference")
-    _add_selection(parser)
-    _add_thresholds(parser)
+    add_selection(parser)
+    add_thresholds(parser)
     _add_output(parser)
     parser.set_defaults(run=_run)
 
 
-def _add_selection(parser: argparse.ArgumentParser) -> None:
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """What is compared, and how."""
     parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
     parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
     parser.add_argument(
@@ -65,7 +66,8 @@ def _add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dask", metavar="ADDRESS", help=f"{DASK_HELP}, instead of --jobs")
 
 
-def _add_thresholds(parser: argparse.ArgumentParser) -> None:
+def add_thresholds(parser: argparse.ArgumentParser) -> None:
+    """When a tensor is different."""
     group = parser.add_argument_group("thresholds", "what is beyond one of them is different; see docs/diff.md")
     group.add_argument("--rtol", type=float, metavar="X", help="norm of the error by that of B (default: by dtype)")
     group.add_argument("--atol", type=float, default=1e-8, metavar="X", help="errors up to this are none (1e-8)")
@@ -104,9 +106,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from msformat.compare.run import diff  # noqa: PLC0415
 
     outputs = list(_outputs(arguments))
-    options = _options(arguments)
+    options = options_of(arguments)
     show = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
-    with executor_of(arguments.dask) as executor, _Progress(enabled=show) as progress:
+    with executor_of(arguments.dask) as executor, EntriesBar(enabled=show) as progress:
         result = diff(arguments.a, arguments.b, options, progress if show else None, executor=executor)
     for writer, path in outputs:
         writer(result, path)
@@ -126,7 +128,11 @@ def _run(arguments: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def _options(arguments: argparse.Namespace) -> DiffOptions:
+def options_of(arguments: argparse.Namespace) -> DiffOptions:
+    """What :func:`add_selection` and :func:`add_thresholds` took in; a mapping is read.
+
+    ``context`` comes from an option of the command's own.
+    """
     from msformat.compare.mapping import load_mapping  # noqa: PLC0415
     from msformat.compare.run import DiffOptions  # noqa: PLC0415
     from msformat.compare.thresholds import Thresholds  # noqa: PLC0415
@@ -163,7 +169,7 @@ def _outputs(arguments: argparse.Namespace) -> Iterator[tuple[Any, str]]:
             yield FORMATS[f".{name}"], path
 
 
-class _Progress:
+class EntriesBar:
     """A bar of entries done on standard error."""
 
     def __init__(self, *, enabled: bool) -> None:
@@ -178,7 +184,7 @@ class _Progress:
             columns = name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
             self._bar = Progress(*columns, console=console(stderr=True), transient=True)
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> EntriesBar:
         if self._bar is not None:
             self._bar.start()
         return self
