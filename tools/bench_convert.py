@@ -62,14 +62,14 @@ def bench_convert(root: Path, repeats: int) -> list[Line]:
     for store, suffix in STORES.items():
         kept = root / f"kept{suffix}"
         medians = pairs(
-            lambda kept=kept: _convert(kept, out, ConvertOptions(to="files", verify=False, jobs=2)),
+            lambda kept=kept: _convert(kept, out, ConvertOptions(to="files", jobs=2)),
             lambda: shell(unpack),
             repeats,
             before=lambda: _clean(root),
         )
         _clean(root)
-        peaks = with_memory(msformat("convert", kept, out.with_suffix(".mine"), "--to", "files", "--no-verify"), unpack)
-        lines.append(Line(f"{store} -> files", *medians, "zstd -d | tar x; sync", "<= 1", peaks=peaks))
+        peaks = with_memory(msformat("convert", kept, out.with_suffix(".mine"), "--to", "files"), unpack)
+        lines.append(Line(f"{store} -> files, verified", *medians, "zstd -d | tar x; sync", "<= 1", peaks=peaks))
     _clean(root)
     return lines
 
@@ -90,7 +90,10 @@ def bench_verify(root: Path, repeats: int) -> list[Line]:
 
 
 def bench_stages(root: Path, repeats: int) -> list[tuple[str, str, str]]:
-    """Rows (stage, seconds, rate): what a conversion into each store would take were it only this."""
+    """Rows (stage, seconds, rate): what a conversion into each store and back would take were it only this.
+
+    Rates are of the dump's bytes where nothing else is written. What a store or a tree keeps once is written once.
+    """
     dump = root / "dump"
     size = disk_usage(dump).bytes
     files = [path for path in dump.rglob("*") if path.is_file()]
@@ -106,21 +109,45 @@ def bench_stages(root: Path, repeats: int) -> list[tuple[str, str, str]]:
     for store, suffix in STORES.items():
         written = disk_usage(root / f"kept{suffix}").bytes
         rows.append(_stage(f"write the {store}'s bytes and sync: dd", lambda: _write(root, written), written))  # noqa: B023
-        with _memory_disk(2 * size) as place:
-            if place is None:
-                rows.append((f"files -> {store} without a disk", "not measured: /dev/shm is too small", ""))
-                continue
-            for label, options in _STEPS.items():
-                seconds = statistics.median(_timed(dump, place / f"out{suffix}", options) for _ in range(repeats))
-                rows.append((f"files -> {store} without a disk{label}", f"{seconds:.2f}", _rate(size, seconds)))
-    return rows
+        rows += _without_disk(dump, f"out{suffix}", f"files -> {store}", _INTO, size, repeats)
+    for store, suffix in STORES.items():
+        kept = root / f"kept{suffix}"
+        rows.append(_stage(f"read, unpack and hash the {store}: verify", lambda: _verify(kept), size))  # noqa: B023
+        rows += _without_disk(kept, "out", f"{store} -> files", _BACK, size, repeats)
+    return [*rows, _copy_stage(root)]
 
 
-_STEPS = {
+_INTO = {
     ", uncompressed, not verified": ConvertOptions(compression="none", verify=False, jobs=2),
     ", not verified": ConvertOptions(verify=False, jobs=2),
     "": ConvertOptions(jobs=2),
 }
+_BACK = {
+    ", not verified": ConvertOptions(to="files", verify=False, jobs=2),
+    "": ConvertOptions(to="files", jobs=2),
+}
+
+
+def _without_disk(
+    source: Path, target: str, what: str, steps: dict[str, ConvertOptions], size: int, repeats: int
+) -> Iterator[tuple[str, str, str]]:
+    with _memory_disk(2 * size) as place:
+        if place is None:
+            yield (f"{what} without a disk", "not measured: /dev/shm is too small", "")
+            return
+        for label, options in steps.items():
+            seconds = statistics.median(_timed(source, place / target, options) for _ in range(repeats))
+            yield (f"{what} without a disk{label}", f"{seconds:.2f}", _rate(size, seconds))
+
+
+def _copy_stage(root: Path) -> tuple[str, str, str]:
+    """The tree that comes back, copied by cp: what its files and names cost the file system and the disk."""
+    tree, copy = root / "out.tree", root / "out.copy"
+    _convert(root / "kept.h5", tree, ConvertOptions(to="files", verify=False))
+    written = disk_usage(tree).bytes
+    seconds = statistics.median(_seconds(lambda: shell(f"cp -a {tree} {copy} && sync -f {copy}"), copy) for _ in "123")
+    _clean(root)
+    return ("write the files that come back and sync: cp -a", f"{seconds:.2f}", _rate(written, seconds))
 
 
 def _stage(label: str, action: Action, size: int) -> tuple[str, str, str]:
@@ -149,8 +176,13 @@ def _memory_disk(size: int) -> Iterator[Path | None]:
 
 
 def _timed(source: Path, target: Path, options: ConvertOptions) -> float:
+    return _seconds(lambda: _convert(source, target, options), target)
+
+
+def _seconds(action: Action, target: Path) -> float:
+    """What an action takes; what it made is removed."""
     began = time.perf_counter()
-    _convert(source, target, options)
+    action()
     seconds = time.perf_counter() - began
     _remove(target)
     return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_shared_content_is_read_once(tmp_path: Path, backend: str, reads: list[s
         assert verify_transfer(store, digests) == []
         assert reads == ["a.npy"]
         assert len(verify_transfer(store, {**digests, "b.npy": "0" * 32, "other.npy": digests["a.npy"]})) == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_threads_that_ask_for_one_content_read_it_once(tmp_path: Path, backend: str, reads: list[str]) -> None:
+    keys = ["a.npy", "b.npy", "c.npy"] * 20
+    with fill(tmp_path, backend) as store, ThreadPoolExecutor(8) as pool:
+        sums = ContentSums()
+        found = set(pool.map(lambda key: sums.of(store.get(key)).digest, keys))
+    assert found == {content_digest(VALUES, FLOAT32)}
+    assert len(reads) == 1
 
 
 def test_sums_are_those_of_the_bits(tmp_path: Path, reads: list[str]) -> None:
