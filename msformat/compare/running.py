@@ -39,6 +39,8 @@ class Measured:
         None where bits mean no number.
     special_a, special_b, mismatch
         As in :class:`msformat.compare.model.TensorResult`.
+    mismatch_at
+        Index of the first element that is of different kinds; None without any.
     same
         Whether all bits are equal.
     differing
@@ -51,6 +53,7 @@ class Measured:
     special_a: NonFinite
     special_b: NonFinite
     mismatch: int = 0
+    mismatch_at: tuple[int, ...] | None = None
     same: bool = False
     differing: int | None = None
     notes: tuple[str, ...] = ()
@@ -93,6 +96,7 @@ class RunningErrors:
         self._shape = shape
         self._scale = scale
         self._done = self._compared = self._mismatch = 0
+        self._mismatch_at: int | None = None
         self._special = _Special(), _Special()
         self._ab = self._aa = self._bb = self._dd = 0.0
         self._sum = self._sum_rel = 0.0
@@ -153,7 +157,7 @@ class RunningErrors:
             codes_a, codes_b = _codes(a), _codes(b)
             self._special[0].add(codes_a, self._done)
             self._special[1].add(codes_b, self._done)
-            self._mismatch += int(np.count_nonzero(codes_a != codes_b))
+            self._note_mismatches(codes_a != codes_b)
             places = np.flatnonzero((codes_a | codes_b) == 0)
             a, b = a[places], b[places]
             gap = gap[places] if gap is not None else None
@@ -163,6 +167,12 @@ class RunningErrors:
             self._bb += squares_b
             self._ab += float(np.vdot(b, a).real)
             self._add_errors(a, b, gap, places)
+
+    def _note_mismatches(self, differ: NDArray[np.bool_]) -> None:
+        count = int(np.count_nonzero(differ))
+        if count and self._mismatch_at is None:
+            self._mismatch_at = self._done + int(differ.argmax())
+        self._mismatch += count
 
     def _add_errors(
         self, a: NDArray[Any], b: NDArray[Any], gap: Floats | None, places: NDArray[np.intp] | None
@@ -225,7 +235,8 @@ class RunningErrors:
             worst=index_of(self._worst, self._shape) if self._max > 0.0 else None,
         )
         special_a, special_b = (special.result(self._shape) for special in self._special)
-        return Measured(metrics, special_a, special_b, self._mismatch, same=same, notes=notes)
+        place = index_of(self._mismatch_at, self._shape) if self._mismatch_at is not None else None
+        return Measured(metrics, special_a, special_b, self._mismatch, place, same=same, notes=notes)
 
 
 def index_of(place: int, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -160,8 +160,7 @@ def _shape_words(a: tuple[int, ...], b: tuple[int, ...]) -> str:
 
 def _special_words(measured: Measured) -> str:
     a, b = measured.special_a, measured.special_b
-    where = (a.first or b.first)[:1]
-    place = f", first at {list(where[0])}" if where else ""
+    place = f", first at {list(measured.mismatch_at)}" if measured.mismatch_at is not None else ""
     return (
         f"NaN and infinities: {_special_counts(a.nan, a.posinf, a.neginf)} against "
         f"{_special_counts(b.nan, b.posinf, b.neginf)}{place}"
