@@ -147,7 +147,7 @@ class Tensor:
         if name is None:
             said = self.meta.extra.get("problem") or self.meta.extra.get("note")
             reason = str(said or f"task {unit.header.task!r} saved no data of it, only what the document says")
-            raise TensorNotFoundError(self._label, unit.path, reason=reason)
+            raise TensorNotFoundError(self.label, unit.path, reason=reason)
         with reading(self.entry.key, unit.path):
             return unit.store.get(name)
 
@@ -214,7 +214,8 @@ class Tensor:
         return found
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """Entry and place, for messages: ``Functional.relu.0.forward: input_args.0``."""
         return f"{self.entry.key}: {'.'.join(filter(None, (self.slot, *self.keys)))}"
 
     def _repr_html_(self) -> str:
@@ -223,7 +224,7 @@ class Tensor:
 
     def __repr__(self) -> str:
         data = "" if self.data_name is not None else ", no data"
-        return f"<Tensor {self._label!r} {self.dtype_name} {list(self.shape)}{data}>"
+        return f"<Tensor {self.label!r} {self.dtype_name} {list(self.shape)}{data}>"
 
 
 class Entry:

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol, TypeAlias
 
@@ -39,6 +39,13 @@ Kind: TypeAlias = Literal["file", "directory", "special"]
 MAP_FROM = 1 << 16
 # Directories are real there, and have to be made.
 _HIERARCHIES = {"sftp", "ssh", "smb", "ftp", "hdfs", "webhdfs", "arrow_hdfs", "dbfs"}
+
+
+# O_NONBLOCK: opening a FIFO must not wait for its other end; on regular files it means nothing.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# What the systems say of a link then.
+_IS_LINK = {errno.ELOOP, errno.EMLINK}
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,22 +224,35 @@ class LocalFileSystem:
         return Item(entry.name, _kind_of(found.st_mode), found.st_size)
 
     def open(self, path: str) -> BinaryIO:
+        descriptor, _ = self._descriptor(path)
+        return os.fdopen(descriptor, "rb", buffering=0)
+
+    def _descriptor(self, path: str) -> tuple[int, int]:
+        """A regular file inside the boundary, open, and its size."""
         full = self._full(path)
-        if os.path.islink(full) or not self._is_inside_directory(os.path.dirname(full)):
+        if not self._is_inside_directory(os.path.dirname(full)) or (not _NO_LINK and os.path.islink(full)):
             self._refuse_outside(full)
-        # O_NONBLOCK: opening a FIFO must not wait for its other end; on regular files it means nothing.
-        descriptor = os.open(full, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UnsafeInputError(f"{full}: is not a regular file")
-            return os.fdopen(descriptor, "rb", buffering=0)
-        except BaseException:
+        descriptor = self._open_checked(full)
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise
+            raise UnsafeInputError(f"{full}: is not a regular file")
+        return descriptor, found.st_size
+
+    def _open_checked(self, full: str) -> int:
+        try:
+            return os.open(full, _READ | _NO_LINK)
+        except OSError as error:
+            if not _NO_LINK or error.errno not in _IS_LINK:
+                raise
+        # Only now, because a look at every file before it is opened would cost as much as opening it.
+        self._refuse_outside(full)
+        return os.open(full, _READ)
 
     def size(self, path: str) -> int:
-        with self.open(path) as stream:
-            return os.fstat(stream.fileno()).st_size
+        descriptor, size = self._descriptor(path)
+        os.close(descriptor)
+        return size
 
     def identity(self, path: str) -> tuple[int, int] | None:
         try:
@@ -249,11 +269,13 @@ class LocalFileSystem:
             return _read_exactly(stream.read, wanted)
 
     def map(self, path: str, *, above: int = MAP_FROM) -> bytes | memoryview:
-        with self.open(path) as stream:
-            size = os.fstat(stream.fileno()).st_size
+        descriptor, size = self._descriptor(path)
+        try:
             if size <= above:
-                return _read_exactly(stream.read, size)
-            return memoryview(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
+                return _read_exactly(partial(os.read, descriptor), size)
+            return memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+        finally:
+            os.close(descriptor)
 
 
 def _read_exactly(read: Callable[[int], bytes], wanted: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from types import EllipsisType
 from typing import Any, TypeAlias
 
@@ -52,6 +53,8 @@ def plan_selection(selection: Selection, shape: tuple[int, ...]) -> Region:
         Out of range, too many indices, or an index that is not an int, a slice or an ellipsis (lists and masks would
         make a backend read everything: read first, then index the array).
     """
+    if selection is Ellipsis:
+        return _whole(tuple(shape))
     items = selection if isinstance(selection, tuple) else (selection,)
     if sum(item is Ellipsis for item in items) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -64,6 +67,12 @@ def plan_selection(selection: Selection, shape: tuple[int, ...]) -> Region:
     full: list[Any] = [*items[:at], *([slice(None)] * missing), *items[at + 1 :]]
     pairs = [_plan_axis(item, length, axis) for axis, (item, length) in enumerate(zip(full, shape, strict=True))]
     return Region(tuple(read for read, _ in pairs), tuple(post for _, post in pairs))
+
+
+@lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Region:
+    """What most ask for, of shapes that repeat."""
+    return Region(tuple(slice(0, length, 1) for length in shape), (slice(None),) * len(shape))
 
 
 def _plan_axis(item: Any, length: int, axis: int) -> tuple[slice, int | slice]:

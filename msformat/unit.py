@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
+from msformat.bulk import OnError, read_many
 from msformat.contents import Contents, load_construct, load_contents, load_stack
 from msformat.documents import ConstructDocument
 from msformat.entries import Entry, Tensor
@@ -136,12 +139,43 @@ class Unit(Mapping[str, Entry]):
         named = parse_data_name(data_name)
         found = _tensor_of(self.get(named.entry), data_name) if named is not None else None
         if found is None:
-            # Names of other tools follow no grammar: look it up in an index of all.
-            index = self._entry_of.get()
-            found = _tensor_of(self.get(index.get(data_name, "")), data_name)
+            # Names of other tools follow no grammar.
+            found = _tensor_of(self.entry_of(data_name), data_name)
             if found is None:
-                raise TensorNotFoundError(data_name, self.path, _nearest(data_name, index))
+                raise TensorNotFoundError(data_name, self.path, _nearest(data_name, self._entry_of.get()))
         return found
+
+    def entry_of(self, data_name: str) -> Entry | None:
+        """The entry that names a stored tensor, by an index of all that is made once; None where none does."""
+        key = self._entry_of.get().get(data_name)
+        return None if key is None else self.get(key)
+
+    def read(
+        self, tensors: Iterable[str | Tensor] | None = None, *, on_error: OnError | None = None
+    ) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Values of many tensors, in the order asked for: ``data_name`` and what :meth:`Tensor.numpy` gives.
+
+        Faster than one after the other where tensors are small; behind a URL many are fetched at the same time. Memory
+        is bounded: some 64 MiB besides what you keep.
+
+        Parameters
+        ----------
+        tensors
+            Names (``data_name``) or tensors of this unit; default: all whose values were saved.
+        on_error
+            Called with the name and the error of each tensor that cannot be read; the others go on. Default: it is left
+            out with a warning. What ``on_error`` raises ends the reading.
+
+        Examples
+        --------
+        >>> import msformat
+        >>> unit = msformat.open("my_dump")[0]
+        >>> sum(values.nbytes for _, values in unit.read())
+        91500
+        """
+        if tensors is None:
+            tensors = (tensor for tensor in self.tensors() if tensor.data_name is not None)
+        return read_many(self, tensors, on_error)
 
     def _index_tensors(self) -> dict[str, str]:
         return {t.data_name: t.entry.key for t in self.tensors() if t.data_name is not None}

@@ -30,6 +30,7 @@ from msformat.errors import CorruptTensorError, FormatError, StoreError, TensorN
 from msformat.filesystem import FileSystem, LocalFileSystem, is_url, join, open_filesystem
 from msformat.names import natural_key, safe_data_name
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
+from msformat.stores.farfiles import look_at
 from msformat.stores.many import HELD_BYTES, Found, HeldTensor, at_once, attempt
 from msformat.stores.npyfile import MAGIC, npy_needs_sidecar, npy_parts, open_npy
 from msformat.stores.ptfile import open_pt, pt_needs_sidecar, pt_parts
@@ -191,8 +192,15 @@ class FilesStore(Store):
         """
         path = self._found_file(key)
         with self._named_errors(key, path):
-            buffer = self._files.map(path)
-        return self._open_tensor(key, path, buffer)
+            look = look_at(self._files, path)
+        try:
+            return self._open_tensor(key, path, look.buffer)
+        except (FormatError, CorruptTensorError):
+            if look.is_whole:
+                raise
+        # Another layout than torch's own, or damage: only the whole file tells.
+        with self._named_errors(key, path):
+            return self._open_tensor(key, path, self._files.map(path))
 
     def get_many(self, keys: Sequence[str]) -> list[Found]:
         """See :class:`msformat.stores.many.SupportsMany`: small files behind a URL are fetched at the same time."""
@@ -202,8 +210,8 @@ class FilesStore(Store):
     def _fetch(self, key: str) -> StoredTensor:
         path = self._found_file(key)
         with self._named_errors(key, path):
-            buffer = self._files.read(path, 0, HELD_BYTES + 1)
-        if len(buffer) > HELD_BYTES:
+            buffer = look_at(self._files, path).buffer
+        if not isinstance(buffer, bytes) or len(buffer) > HELD_BYTES:
             return self.get(key)
         stored = self._open_tensor(key, path, buffer)
         return HeldTensor(stored, stored.bits_of(buffer))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ MAGIC = b"\x93NUMPY"
 # numpy itself reads no header above 10,000 bytes; a plain one has about 118.
 MAX_HEADER = 10_000
 MAX_DIMENSIONS = 64
+# What numpy writes for a tensor of few axes.
+_USUAL_HEADER = 128
 _ALIGNMENT = 64
 # One array-interface type code ('<f4', '|b1', '<M8[us]'); np.dtype() would accept names, fields and more.
 _TYPE_CODE = re.compile(r"[<>|=]?[A-Za-z]\d{0,9}(\[\d{0,6}[a-zA-Z]{1,7}\])?")
@@ -141,7 +143,8 @@ def open_npy(
         The logical type, where the sidecar knows better than the file.
     """
     source = files.describe(path)
-    element, fortran, shape, start = parse_npy_header(bytes(head[: MAX_HEADER + 12]), source)
+    found = _known_header(bytes(head[:_USUAL_HEADER])) or parse_npy_header(bytes(head[: MAX_HEADER + 12]), source)
+    element, fortran, shape, start = found
     try:
         logical = dtype or dtype_from_numpy(element)
     except DTypeError as error:
@@ -151,6 +154,15 @@ def open_npy(
     narrow = logical.name == "bfloat16" and element.itemsize == 4
     decode = partial(narrow_bfloat16, source=source) if narrow else partial(as_stored, dtype=logical, source=source)
     return FileTensor(key, logical, extent, files, decode=decode, kept=kept, digest=digest)
+
+
+@lru_cache(maxsize=1024)
+def _known_header(head: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int] | None:
+    """A header that ends within ``head``: the many files of one shape and type have the same. None for any other."""
+    try:
+        return parse_npy_header(head, "")
+    except (FormatError, CorruptTensorError):
+        return None
 
 
 def _strides(shape: tuple[int, ...], element: np.dtype[Any], *, fortran: bool) -> tuple[int, ...]:

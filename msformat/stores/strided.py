@@ -27,6 +27,8 @@ Check: TypeAlias = "Callable[[], None]"
 KEPT_BYTES = 1 << 13
 # A view may repeat what is stored (stride 0); beyond this a declared size must be backed by stored bytes.
 _REPEATED_BYTES = 64 << 20
+# What is fetched from a URL at once; more comes in pieces, into its place.
+_ONE_REQUEST = 64 << 20
 # Larger tensors are not read to be looked at once.
 _BORROWED_FROM = 64 << 20
 
@@ -79,6 +81,8 @@ class Extent:
     def select(self, region: Region) -> Extent:
         """The extent of ``region.slices``."""
         shape = region.shape
+        if shape == self.shape:
+            return self
         offset = self.offset + sum(s.start * stride for s, stride in zip(region.slices, self.strides, strict=True))
         strides = tuple(s.step * stride for s, stride in zip(region.slices, self.strides, strict=True))
         return Extent(self.path, self.start, self.nbytes, offset, shape, strides, self.element)
@@ -125,6 +129,12 @@ class Extent:
 
 
 def _read_range(files: FileSystem, path: str, first: int, length: int, source: str) -> NDArray[np.uint8]:
+    if length <= _ONE_REQUEST and not isinstance(files, LocalFileSystem):
+        # A stream would fetch what follows as well.
+        data = files.read(path, first, length)
+        if len(data) < length:
+            raise CorruptTensorError(f"{source}: ends {length - len(data)} bytes too early")
+        return np.frombuffer(data, np.uint8)
     buffer = np.empty(length, np.uint8)
     got = 0
     with files.open(path) as stream:
@@ -184,6 +194,11 @@ class FileTensor(StoredTensor):
             tail = tuple(slice(0, length, 1) for length in self._extent.shape[len(region.slices) :])
             region = Region((*region.slices, *tail), region.post)
         return self._decode(self._extent.select(region).read(self._files, self._source, kept))
+
+    def bits_of(self, file: bytes) -> NDArray[Any]:
+        """All bits, out of the whole file's bytes that somebody read already."""
+        self._kept = file
+        return self.bits()
 
     def borrowed_bits(self) -> NDArray[Any]:
         """A view of the map, for what is large, dense, and stored as it is."""

@@ -41,7 +41,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,10 +52,11 @@ from numpy.typing import NDArray
 from msformat.digest import byte_view
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, FormatError, StoreError, TensorNotFoundError
-from msformat.filesystem import FileSystem, is_url, join, open_filesystem
+from msformat.filesystem import FileSystem, RemoteFileSystem, is_url, join, open_filesystem
 from msformat.selection import Region
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import parse_compression
+from msformat.stores.many import Found, attempt, hold_groups
 from msformat.stores.zarr_codecs import array_encoder, pack_encoder, require_numcodecs
 from msformat.stores.zarr_documents import list_documents, read_document, seal_document, write_document
 from msformat.stores.zarr_index import INDEX_LIMIT, LOG_NAME, IndexLog, Place, decode_index, encode_index, read_log
@@ -69,7 +71,8 @@ __all__ = ["PACK_BELOW", "PACK_BYTES", "ZarrStore"]
 # of a pack, 64 KiB cost 0.15 ms. Bigger ones would pay off too, but a pack is read as a whole.
 PACK_BELOW = 64 << 10
 PACK_BYTES = 4 << 20
-
+# Chunks of packs that are fetched from a URL at the same time, and kept until all their tensors are read.
+_REMOTE_CHUNKS = 8
 _INDEX = "documents/index.json"
 
 
@@ -113,7 +116,8 @@ class ZarrStore(Store):
         super().__init__(location, mode=mode, group=group.strip("/"), options=options)
         self._compression = parse_compression(self.options.compression)
         self._fs: FileSystem = open_filesystem(location)
-        self._cache = ChunkCache()
+        self._is_remote = isinstance(self._fs, RemoteFileSystem)
+        self._cache = ChunkCache(_REMOTE_CHUNKS) if self._is_remote else ChunkCache()
         self._places: dict[str, Place] = {}
         self._pack_metas: dict[str, ArrayMeta] = {}
         self._closed = False
@@ -332,6 +336,14 @@ class ZarrStore(Store):
         except DTypeError as error:
             raise FormatError(f"{self._fs.describe(self.group)}: tensor {key!r}: {error}") from error
         return ZarrTensor(key, dtype, place, self)
+
+    def get_many(self, keys: Sequence[str]) -> list[Found]:
+        """See :class:`msformat.stores.many.SupportsMany`: packs are unpacked once each."""
+        found = [attempt(self.get, key) for key in keys]
+        if self.mode == "r":
+            part = "node" if self._is_remote else "pack"
+            hold_groups(found, attrgetter(f"_place.{part}"), requests=_REMOTE_CHUNKS if self._is_remote else 1)
+        return found
 
     def _describe(self, key: str, place: Place) -> Place:
         """The place with the dtype and shape that only the array of a foreign store knows."""
