@@ -27,6 +27,7 @@ from tools.bench_capture import bench_peer
 from tools.bench_convert import bench_convert, bench_stages, bench_verify
 from tools.bench_dump import make_dump
 from tools.bench_lines import COLUMNS, Line, pairs
+from tools.bench_many import bench_many
 from tools.bench_open import bench_open
 from tools.bench_read import bench_pt, bench_slices, bench_small, bench_units
 from tools.report import machine, markdown_table, replace_tables
@@ -83,7 +84,8 @@ def measure(root: Path, size: Size, parts: list[str], peer: str) -> Iterator[tup
         yield "Open", opened + bench_units(root, size.many_entries, size.ranks, size.unit_steps, repeats)
     if "read" in parts:
         read = [*bench_pt(root, repeats), *bench_slices(root, size.large, repeats)]
-        yield "Read", read + bench_small(root, size.small, repeats)
+        read += bench_small(root, size.small, repeats)
+        yield "Read", read + bench_many(root, size.small, repeats)
 
 
 def parse_arguments() -> argparse.Namespace:

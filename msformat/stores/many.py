@@ -58,7 +58,13 @@ def get_many(store: Store, keys: Sequence[str]) -> list[Found]:
     """
     if isinstance(store, SupportsMany):
         return store.get_many(keys)
-    return [attempt(store.get, key) for key in keys]
+
+    def get(key: str) -> StoredTensor:
+        # At once: what HDF5 opened would have to be opened again.
+        found = store.get(key)
+        return _held(found) if found.nbytes <= HELD_BYTES else found
+
+    return [attempt(get, key) for key in keys]
 
 
 def attempt(action: Callable[[T], R], argument: T) -> R | Exception:
