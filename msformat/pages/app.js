@@ -112,7 +112,7 @@ function unitTone(row) {
 function drawLegend() {
   const words = about.kind === "comparison" ?
     [[FINE, "same"], [CLOSE, "close"], [ODD, "< 1 %"], [BAD, "< 10 %"], [WORSE, "beyond"], [WORST, "NaN, shape"], [ALONE, "one side"]] :
-    [[FINE, "fine"], [CLOSE, "all zero"], [ODD, "−∞, near overflow"], [WORSE, "∞"], [WORST, "NaN"], [UNKNOWN, "no numbers"]];
+    [[FINE, "fine"], [CLOSE, "all zero, −∞"], [ODD, "near overflow"], [WORSE, "∞"], [WORST, "NaN"], [UNKNOWN, "no numbers"]];
   replaceAll("legend", words.map(([tone, word]) => el("span", {}, toneDot(tone), word)));
 }
 
@@ -122,8 +122,15 @@ async function collectOverviews() {
     about.overviews[at] = await source.overview(at).catch((error) => ({ problem: error.message }));
     showHeadline();
     showRun();
+    await goToTrouble();
   }
   drawTop();
+}
+
+/** Show what the headline names, unless a person has chosen something already. */
+async function goToTrouble() {
+  const trouble = firstTrouble();
+  if (trouble && tree.chosen < 0) await goTo(trouble.at, trouble.first.key)();
 }
 
 function listen() {
@@ -149,7 +156,7 @@ async function start() {
   if (about.labels.length) await showUnit(trouble ? trouble.at : 0);
   else replaceAll("details", el("p", { class: "note" }, "The dump has no units."));
   if (about.served) await collectOverviews();
-  else if (trouble) await goTo(trouble.at, trouble.first.key)();
+  else await goToTrouble();
   document.getElementById("main").scrollTop = 0;
   document.documentElement.dataset.ready = "yes";
 }

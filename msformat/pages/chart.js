@@ -49,22 +49,30 @@ function drawChartBox() {
 /** One point an entry: the largest of its tensors of the wanted slot. */
 function collectPoints() {
   const { unit } = chart;
-  const order = unit.nodes.order;
-  const nodes = Array.from({ length: unit.size }, (_, node) => node).filter((node) => order[node] >= 0 && inChart(node));
-  nodes.sort((a, b) => order[a] - order[b]);
-  chart.points = nodes.map((node) => pointOf(unit, node)).filter(Boolean);
+  const sides = chartSides();
+  const slots = unit.columns.slot.texts.map(SLOTS[chart.slot].has);
+  chart.points = inOrder(unit).filter((node) => inChart(unit, node)).map((node) => pointOf(unit, node, sides, slots)).filter(Boolean);
   pointAt(-1);
   document.getElementById("pointed").textContent = counted(chart.points.length, "call") + ", in order of execution";
 }
 
-function inChart(node) {
-  const { kind, stage } = parsedKey(keyOf(chart.unit, node));
-  const isGradient = chart.slot === "parameters_grad";
-  return (isGradient || !chart.stage || stage === chart.stage) && (!chart.kind || kind === chart.kind);
+/** Recorded entries in the order of execution. */
+function inOrder(unit) {
+  const { order } = unit.nodes;
+  if (!unit.inOrder) {
+    const nodes = Array.from({ length: unit.size }, (_, node) => node).filter((node) => order[node] >= 0);
+    unit.inOrder = nodes.sort((a, b) => order[a] - order[b]);
+  }
+  return unit.inOrder;
 }
 
-function pointOf(unit, node) {
-  const values = chartSides().map((side) => largestOf(unit, node, side));
+function inChart(unit, node) {
+  const stage = chart.slot === "parameters_grad" ? "" : chart.stage;
+  return isOfKind(unit, node, { kind: chart.kind, stage });
+}
+
+function pointOf(unit, node, sides, slots) {
+  const values = sides.map((side) => largestOf(unit, node, side, slots));
   if (values.every((value) => value === null)) return null;
   return { node, values, tone: unit.nodeTones[node] };
 }
@@ -74,11 +82,11 @@ function chartSides() {
   return chart.unit.columns.b_absent && !measure.single ? ["", "b_"] : [""];
 }
 
-function largestOf(unit, node, side) {
+function largestOf(unit, node, side, slots) {
   const { of } = measuresOf(unit)[chart.measure];
   let found = null;
   for (let row = unit.firstRow[node]; row < unit.firstRow[node + 1]; row += 1) {
-    if (!SLOTS[chart.slot].has(textAt(unit.columns.slot, row))) continue;
+    if (!slots[unit.columns.slot.codes[row]]) continue;
     const value = of(unit, row, side);
     if (value === null) continue;
     if (found === null || Number.isNaN(value) || Math.abs(value) > Math.abs(found)) found = value;
@@ -173,7 +181,12 @@ function drawLine(pen, which, place, scale, stroke) {
   };
   chart.points.forEach((point, at) => {
     const value = point.values[which];
-    if (value === null || !Number.isFinite(value)) return;
+    if (value === null) return;
+    if (!Number.isFinite(value)) {
+      flush();
+      [column, isFirst] = [-1, true];
+      return;
+    }
     const x = chart.points.length > 1500 ? Math.round(place(at)) : place(at), y = scale.y(value);
     if (x !== column) {
       flush();

@@ -127,17 +127,18 @@ function scalarList(unit, node) {
 
 async function showTensor(unit, row, line) {
   document.getElementById("tensor")?.remove();
-  const box = el("tr", { id: "tensor" }, el("td", { colspan: 20 }, "…"));
+  const inside = el("div", { class: "inside" }, "…");
+  const box = el("tr", { id: "tensor" }, el("td", { colspan: 20 }, inside));
   const place = unit.columns.verdict && line.classList.contains("first") ? line.nextSibling : line;
   place.after(box);
   try {
     const number = unit.rowNumbers[row];
     const series = await source.series(current.at, about.served ? number : row);
     const histograms = await source.histograms(current.at, number);
-    box.firstChild.replaceChildren(el("div", { class: "figures" }, ...seriesFigures(series)),
+    inside.replaceChildren(el("div", { class: "figures" }, ...seriesFigures(series)),
       ...(histograms ? histogramFigures(histograms) : [valuesHint(unit, row)]).filter(Boolean));
   } catch (error) {
-    box.firstChild.replaceChildren(el("p", { class: "note" }, String(error.message)));
+    inside.replaceChildren(el("p", { class: "note" }, String(error.message)));
   }
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -14,11 +14,11 @@ from msformat.columns import number_of
 from msformat.entries import Tensor
 from msformat.errors import MsformatError
 from msformat.model import STATISTICS
-from msformat.names import key_matches
-from msformat.pages.health import Health, health_of, largest_magnitude
+from msformat.names import key_matches, parse_entry
+from msformat.pages.health import Health, Numbers, health_of, largest_magnitude
 from msformat.pages.histogram import histogram
 from msformat.pages.packing import number, shown_frames
-from msformat.pages.unitpage import Column, UnitPage, event_times, parents_of
+from msformat.pages.unitpage import Column, UnitPage, event_times, gradients_last, parents_of
 from msformat.plaintext import shortened
 from msformat.reader import Dump
 from msformat.table import Table
@@ -135,8 +135,7 @@ class DumpPages:
 
 def tree_of(unit: Unit) -> tuple[list[str], NDArray[np.int64]]:
     """Keys of the call tree and their depths, parents before what runs inside them."""
-    nodes = list(unit.tree())
-    return [node.key for node in nodes], np.array([node.depth for node in nodes], dtype=np.int64)
+    return gradients_last((node.depth, node.key) for node in unit.tree())
 
 
 def _filtered(
@@ -182,10 +181,20 @@ def _tensor_columns(table: Table, sorting: NDArray[np.int64]) -> dict[str, Colum
         "dtype": dtypes.tolist(),
         "shape": _spelled_shapes(table["shape"][sorting]),
         "saved": np.array([name is not None for name in table["data_name"][sorting]], dtype=np.uint8),
-        "health": health_of(statistics, dtypes),
+        "health": _health(table[sorting], statistics, dtypes),
         "absent": _absent(statistics.values()),
         **{STATISTICS[name]: values.filled(np.nan) for name, values in statistics.items()},
     }
+
+
+def _health(table: Table, statistics: Mapping[str, Numbers], dtypes: NDArray[Any]) -> NDArray[np.uint8]:
+    """The health of each row; -inf is no mask in a backward or a parameter."""
+    found = health_of(statistics, dtypes)
+    for row in np.flatnonzero(found == Health.MASKED).tolist():
+        name = parse_entry(table["entry"][row])
+        if table["slot"][row] in ("parameters", _GRADIENTS) or (name is not None and name.stage == "backward"):
+            found[row] = Health.INFINITE
+    return found
 
 
 def gradient_norm(slots: Column, norms: NDArray[np.float64]) -> float | None:

@@ -31,7 +31,8 @@ function gridLines(ticks, y) {
 
 function stepLabels(steps, x) {
   const some = steps.length < 3 ? steps : [steps[0], steps[steps.length >> 1], steps[steps.length - 1]];
-  return some.map((step) => svg("text", { x: x(step), y: FIGURE.height - 4, class: "tick middle" },
+  const anchor = (at) => (some.length === 1 ? "middle" : ["start", some.length > 2 ? "middle" : "end", "end"][at]);
+  return some.map((step, at) => svg("text", { x: x(step), y: FIGURE.height - 4, class: `tick ${anchor(at)}` },
     step === null ? "–" : `step ${step}`));
 }
 

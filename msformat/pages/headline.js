@@ -56,18 +56,23 @@ function goTo(at, key) {
 
 /** What both headlines share: module, place, reasons, what was before, stacks. */
 function troubleCard({ at, first }, { title, summary, reasons, stacks, before }) {
-  const { path, cls, stage } = parsedKey(first.key);
-  const where = first.module || path || first.key;
+  const { kind, path, cls, stage } = parsedKey(first.key);
+  const where = first.module || moduleAround(first) || path || first.key;
   return el("div", { class: "card bad" },
     el("h1", {}, title, " ", name(where, { class: "where" }), cls ? name(cls, { class: "class" }) : null,
-      stage ? el("span", { class: `badge ${stage}` }, stage) : null),
+      kind === "api" ? name(path, { class: "class" }) : null, stage ? el("span", { class: `badge ${stage}` }, stage) : null),
     el("p", { class: "summary" }, ...summary, about.labels.length > 1 ? el("span", { class: "dim" }, ` in ${about.labels[at]}`) : null),
     reasons.length ? el("ul", { class: "reasons" }, reasons.map((text) => el("li", {}, text))) : null,
     el("p", {}, el("a", { href: "#", class: "button", onclick: goTo(at, first.key) }, "show it"), " ", name(first.key, { class: "dim" })),
     beforeList(at, before),
     parentList(at, first.parents),
     ...stacks.filter(({ frames }) => frames?.length).map(({ title: head, frames }) =>
-      el("details", {}, el("summary", {}, head, " ", el("span", { class: "dim" }, name(frames[0]))), el("ol", { class: "frames" }, frames.map(frameRow)))));
+      el("details", {}, el("summary", {}, head, ": ", ownFrame(frames)), el("ol", { class: "frames" }, frames.map(frameRow)))));
+}
+
+/** The module that a call is, or ran in. */
+function moduleAround({ key, parents }) {
+  return [key, ...(parents || [])].map(parsedKey).find(({ kind, path }) => kind === "module" && path)?.path;
 }
 
 function beforeList(at, before) {
@@ -115,7 +120,7 @@ function divergenceCard(trouble) {
   const { first } = trouble;
   return troubleCard(trouble, {
     title: "First divergence:",
-    summary: first.scalar ? [name(first.scalar, { class: "value" })] : [placeWords(first), first.meaning ? `: ${first.meaning}` : ""],
+    summary: first.scalar ? ["an argument differs: ", name(first.scalar, { class: "value" })] : [placeWords(first), first.meaning ? `: ${first.meaning}` : ""],
     reasons: first.reasons,
     stacks: [{ title: "call stack in A", frames: first.stack }, { title: "call stack in B", frames: first.stackB }],
     before: first.before,

@@ -27,7 +27,7 @@ from msformat.model import STATISTICS
 from msformat.pages.dumps import find_tensor, gradient_norm
 from msformat.pages.histogram import histogram
 from msformat.pages.packing import number, shown_frames
-from msformat.pages.unitpage import Column, UnitPage
+from msformat.pages.unitpage import Column, UnitPage, gradients_last
 from msformat.plaintext import shortened
 from msformat.reader import Dump
 from msformat.units import UnitKey
@@ -157,8 +157,8 @@ class ComparisonPages:
             "slot": shortened(side.slot, 300) if side else "",
             "path": shortened(side.path, 300) if side else "",
             "module": shortened(found.module, 300),
-            "scalar": shortened(found.scalar.name, 300) if found.scalar is not None else "",
-            "reasons": [shortened(text, 500) for text in found.reasons],
+            "scalar": shortened(_below(found.scalar.name, found.entry.key), 300) if found.scalar is not None else "",
+            "reasons": [shortened(text, 500) for text in _reasons(found)],
             "meaning": _MEANING[found.role] if found.tensor is not None else "",
             "stack": shown_frames(found.stack_a),
             "stackB": shown_frames(found.stack_b) if found.stack_b != found.stack_a else [],
@@ -174,6 +174,12 @@ class ComparisonPages:
         }
 
 
+def _reasons(found: Divergence) -> Sequence[str]:
+    if found.tensor is None and found.scalar is not None:
+        return [f"{found.scalar.a} in A, {found.scalar.b} in B"]
+    return found.reasons
+
+
 # --- a pair of units -------------------------------------------------------------------------------------------------
 
 
@@ -182,8 +188,8 @@ def _tree_of(entries: Sequence[EntryResult]) -> tuple[list[EntryResult], NDArray
     by_key = {entry.key: entry for entry in entries}
     in_a = {entry.b: entry.key for entry in entries if entry.b is not None}
     parents = {entry.key: _parent(entry, in_a) for entry in entries}
-    nodes = list(ConstructDocument(parents, "").tree())
-    return [by_key[key] for _, key in nodes], np.array([depth for depth, _ in nodes], dtype=np.int64)
+    keys, depths = gradients_last(ConstructDocument(parents, "").tree())
+    return [by_key[key] for key in keys], depths
 
 
 def _parent(entry: EntryResult, in_a: dict[str, str]) -> str | None:
@@ -237,10 +243,15 @@ def _lacking(side: TensorSide | None) -> int:
     return sum(1 << at for at, is_absent in enumerate(absent) if is_absent)
 
 
+def _below(name: str, key: str) -> str:
+    """``input.4`` of ``Functional.layer_norm.3.forward.input.4``."""
+    return name.removeprefix(f"{key}.")
+
+
 def _scalars(entries: Sequence[EntryResult]) -> Iterator[list[str]]:
     for entry in entries:
         for scalar in entry.scalars:
-            texts = (entry.key, scalar.name, scalar.a, scalar.b, scalar.verdict)
+            texts = (entry.key, _below(scalar.name, entry.key), scalar.a, scalar.b, scalar.verdict)
             yield [shortened(text, 300) for text in texts]
 
 

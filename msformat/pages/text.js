@@ -17,12 +17,12 @@ function fill(element, attributes, children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (value !== null && value !== undefined && value !== false) element.setAttribute(key, value);
   }
-  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
   return element;
 }
 
 function replaceAll(id, ...children) {
-  document.getElementById(id).replaceChildren(...children.flat().filter(Boolean));
+  document.getElementById(id).replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
 /** A name of a dump, isolated so that right-to-left letters cannot turn what stands around it. */
@@ -43,7 +43,7 @@ function shown(value) {
   if (Number.isInteger(value) && Math.abs(value) < 1e9) return String(value);
   const magnitude = Math.abs(value);
   const text = magnitude >= 1e-3 && magnitude < 1e6 ? String(Number(value.toPrecision(5))) : value.toExponential(3);
-  return text.replace("e+", "e");
+  return text.replace(/\.?0+e/, "e").replace("e+", "e");
 }
 
 function counted(count, one, many = `${one}s`) {
@@ -67,12 +67,27 @@ function parsedKey(key) {
 
 const FRAME = /^File "?(.+?)"?, line (\d+), in ([^,\s]+),?\s*(.*)$/;
 
-/** A frame of a call stack: function, place, line of code. */
+/** A frame of a call stack: function, place, line of code. Those of libraries stand back. */
 function frameRow(text) {
   const found = FRAME.exec(text);
   if (!found) return el("li", {}, name(text));
-  const place = el("span", { class: "dim", title: found[1] }, name(`${shortPath(found[1])}:${found[2]}`));
-  return el("li", {}, name(found[3], { class: "function" }), " ", place, found[4] ? el("code", {}, name(found[4])) : null);
+  return el("li", { class: isLibrary(text) ? "library" : null, title: found[1] }, ...frameWords(found));
+}
+
+function frameWords([, file, line, called, code]) {
+  return [name(called, { class: "function" }), " ", name(`${shortPath(file)}:${line}`, { class: "dim" }),
+    code ? el("code", {}, name(code)) : null];
+}
+
+function isLibrary(frame) {
+  return /[\\/](site|dist)-packages[\\/]|[\\/](torch|mindspore)[\\/]nn[\\/]/.test(frame);
+}
+
+/** The innermost frame of the user's own, in a line. */
+function ownFrame(frames) {
+  const frame = frames.find((text) => !isLibrary(text)) || frames[0];
+  const found = FRAME.exec(frame);
+  return found ? frameWords(found) : [name(frame)];
 }
 
 /** The last folders of a path: what tells files apart. */

@@ -40,18 +40,17 @@ function matching(unit, test) {
   const flags = new Uint8Array(unit.size);
   for (let node = 0; node < unit.size; node += 1) {
     if (filters.trouble && unit.nodeTones[node] < ODD) continue;
-    const key = keyOf(unit, node);
-    if (!test(key) || !ofKind(key)) continue;
+    if (!isOfKind(unit, node, filters) || !test(keyOf(unit, node))) continue;
     flags[node] = 2;
     for (let at = unit.parents[node]; at >= 0 && !flags[at]; at = unit.parents[at]) flags[at] = 1;
   }
   return flags;
 }
 
-function ofKind(key) {
-  if (!filters.kind && !filters.stage) return true;
-  const parsed = parsedKey(key);
-  return (!filters.kind || parsed.kind === filters.kind) && (!filters.stage || parsed.stage === filters.stage);
+function isOfKind(unit, node, { kind, stage }) {
+  if (!kind && !stage) return true;
+  const { kinds, stages } = classified(unit);
+  return (!kind || KINDS[kinds[node]] === kind) && (!stage || STAGES[stages[node]] === stage);
 }
 
 /** Which entries have a row: all that match, or those whose parents are open. */
@@ -106,7 +105,7 @@ function treeRow(node) {
       "aria-level": unit.depths[node] + 1, "aria-selected": node === tree.chosen,
       "aria-expanded": hasInner ? isOpen : null, onclick: () => choose(node),
     },
-    el("span", { class: "twisty", onclick: (event) => toggle(event, node) }, hasInner ? (isOpen ? "▾" : "▸") : ""),
+    el("span", { class: "twisty", onclick: (event) => toggle(event, node) }, hasInner && !tree.matches ? (isOpen ? "▾" : "▸") : ""),
     toneDot(hasInner && !isOpen ? Math.max(unit.nodeTones[node], unit.worstBelow[node]) : unit.nodeTones[node]),
     ...labelOf(key),
     el("span", { class: "spring" }),

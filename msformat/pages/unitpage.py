@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
@@ -12,7 +13,18 @@ from numpy.typing import NDArray
 from msformat.pages.packing import Texts, packed, shown_frames
 from msformat.plaintext import shortened
 
-__all__ = ["Column", "PageSource", "Stacks", "UnitPage", "encode_unit", "event_times", "parents_of"]
+__all__ = [
+    "Column",
+    "PageSource",
+    "Stacks",
+    "UnitPage",
+    "encode_unit",
+    "event_times",
+    "gradients_last",
+    "parents_of",
+]
+
+_IS_GRADIENT = re.compile(r"\.parameters_grad(\.\d+)?\Z")
 
 # Numbers, or texts of which many repeat.
 Column: TypeAlias = "NDArray[Any] | Sequence[str]"
@@ -86,6 +98,18 @@ class PageSource(Protocol):
 
     def series(self, at: int, row: int) -> list[dict[str, Any]]:
         """Statistics of a tensor in every unit that has it, as JSON."""
+
+
+def gradients_last(nodes: Iterable[tuple[int, str]]) -> tuple[list[str], NDArray[np.int64]]:
+    """Keys and depths of a tree. Parameter gradients at its top go to the end.
+
+    msprobe gives them a place behind the forward, though they are there when the backward is done.
+    """
+    listed = list(nodes)
+    is_late = [depth == 0 and _IS_GRADIENT.search(key) is not None for depth, key in listed]
+    ordered = [*(node for node, late in zip(listed, is_late, strict=True) if not late)]
+    ordered += [node for node, late in zip(listed, is_late, strict=True) if late]
+    return [key for _, key in ordered], np.array([depth for depth, _ in ordered], dtype=np.int64)
 
 
 def event_times(depths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
