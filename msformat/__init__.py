@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import msformat.plot  # noqa: F401 (so that a type checker knows msformat.plot, which is no name of __all__)
     from msformat.compare.mapping import load_mapping
     from msformat.compare.model import DiffResult
     from msformat.compare.run import DiffOptions, diff
@@ -162,11 +163,15 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 # Functions called like their module are exported with ``_dump``: importing ``msformat.convert`` binds that name to the
 # module, whatever stands here.
 _ALIASES = {"open": "open_dump", "convert_dump": "convert", "recover_dump": "recover", "verify_dump": "verify"}
+# Modules that are used by their name: ``msformat.plot.histogram(tensor)``.
+_SUBMODULES = ("plot",)
 
 
 if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
 
     def __getattr__(name: str) -> Any:
+        if name in _SUBMODULES:
+            return import_module(f"{__name__}.{name}")
         home = _HOME.get(name)
         if home is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -176,4 +181,4 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for Any
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})

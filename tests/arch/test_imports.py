@@ -148,7 +148,10 @@ def _fresh(code: str) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("code", ["import msformat", "import msformat; msformat.open", "import msformat.cli"])
+@pytest.mark.parametrize(
+    "code",
+    ["import msformat", "import msformat; msformat.open", "import msformat.cli", "import msformat; msformat.plot"],
+)
 def test_importing_loads_no_framework_and_no_store_library(code: str) -> None:
     assert _fresh(f"import sys; {code}; print([m for m in {DENIED!r} if m in sys.modules])") == "[]"
 
