@@ -270,6 +270,11 @@ class DebuggerBase(ABC):
         """Number of the step in hand."""
         return self._session.step_number
 
+    @property
+    def captured_steps(self) -> int:
+        """How many steps were captured, also in part."""
+        return self._session.captured_steps
+
     @either
     def wait(self, timeout: float | None = None) -> None:
         """Come back when everything recorded so far is on disk (or after ``timeout`` seconds)."""
