@@ -21,6 +21,8 @@ class MindSporeProgram:
     def __init__(self, callback: PrecisionCallback) -> None:
         self._callback = callback
         self._patches = Patches()
+        self._is_second = False
+        callback.debugger.step_aside()
         self.error: BaseException | None = None
 
     @property
@@ -35,6 +37,8 @@ class MindSporeProgram:
 
     def why_nothing(self) -> str:
         """Why no step was captured, and what to do."""
+        if self._is_second:
+            return "the program has a PrecisionDebugger of its own, which captures"
         config, number = self._callback.debugger.config, self._callback.debugger.step_number
         if config.steps is not None and number:
             return f"step {sorted(config.steps)} was never reached; the last one was {number - 1}"
@@ -48,6 +52,9 @@ class MindSporeProgram:
 
         @functools.wraps(method)
         def train(*args: Any, **kwargs: Any) -> Any:
+            if type(self._callback.debugger).made_last() is not None:
+                self._is_second = True
+                return method(*args, **kwargs)
             given = signature.bind_partial(*args, **kwargs)
             before = given.arguments.get("callbacks")
             before = [before] if isinstance(before, Callback) else list(before or ())

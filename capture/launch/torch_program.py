@@ -16,6 +16,8 @@ class TorchProgram(FollowedTraining):
     def why_nothing(self) -> str:
         """Why no step was captured, and what to do."""
         config = self.debugger.config
+        if self.is_second:
+            return "the program has a PrecisionDebugger of its own, which captures"
         if config.steps is not None and self.debugger.step_number:
             return f"step {sorted(config.steps)} was never reached; the last one was {self.debugger.step_number - 1}"
         if self.step_kind == "forward":

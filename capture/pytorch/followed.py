@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger("msformat.capture")
 
 
 class FollowedTraining:
-    """Starts, stops and steps a debugger by itself.
+    """Starts, stops and steps a debugger by itself; where the program makes one of its own, that one captures.
 
     Parameters
     ----------
@@ -58,6 +58,8 @@ class FollowedTraining:
         self._says_at_end = False
         self.error: BaseException | None = None
         self.idle_steps = 0
+        self.is_second = False
+        debugger.step_aside()
 
     @property
     def captured(self) -> int:
@@ -139,7 +141,7 @@ class FollowedTraining:
     def _called(self, module: nn.Module) -> None:
         """A module is called, by none that is heard already."""
         try:
-            if not self._listens or not self._begins_step(module) or not self._is_here():
+            if not self._listens or not self._begins_step(module) or not self._is_alone():
                 return
             if self._capture.is_open:
                 self._capture.end()
@@ -201,12 +203,15 @@ class FollowedTraining:
             for group in optimizer.param_groups if optimizer is not None else ():
                 yield from group["params"]
 
-    def _is_here(self) -> bool:
-        """Whether this is the process that was launched, and not one that it forked."""
-        if os.getpid() == self._pid:
+    def _is_alone(self) -> bool:
+        """Whether this is the process that was launched, and the program captures nothing itself."""
+        if os.getpid() != self._pid:
+            _LOGGER.warning("a training in a process forked by the program is not captured: launch each with torchrun")
+        elif type(self.debugger).made_last() is not None:
+            self.is_second = True
+        else:
             return True
-        self._is_off = True
-        _LOGGER.warning("a training in a process forked by the program is not captured: launch each with torchrun")
+        self.remove()
         return False
 
     def _failed(self, error: Exception) -> None:

@@ -358,6 +358,15 @@ def test_a_model_that_is_compiled_is_named(tmp_path: Path) -> None:
     assert steps(tmp_path / "dump") == ["step0", "step1", "step2"]
 
 
+def test_a_program_that_captures_itself_is_left_to_it(tmp_path: Path) -> None:
+    with followed(tmp_path / "dump") as training:
+        debugger = PrecisionDebugger(dump_path=tmp_path / "own", level="L0")
+        plain(PrecisionDebugger.latest())
+        debugger.close()
+    assert steps(tmp_path / "own") == ["step0", "step1", "step2"]
+    assert (training.captured, training.is_second) == (0, True)
+
+
 def test_a_dump_in_the_way_costs_the_capture_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with followed(tmp_path / "dump"):
         plain()
@@ -375,6 +384,12 @@ def test_optimizers_and_models_are_copied_and_saved_without_it(tmp_path: Path) -
         copy.deepcopy((model, optimizer))
         saved = pickle.dumps((model, optimizer))
     assert b"capture" not in saved
+
+
+@pytest.fixture(autouse=True)
+def _none_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the process of a program."""
+    monkeypatch.setattr(PrecisionDebugger, "_latest", {})
 
 
 @pytest.fixture(autouse=True)
