@@ -61,7 +61,7 @@ function showNoUnit(at, failure) {
 function showNotes(unit) {
   const facts = Object.entries(unit.facts).map(([key, value]) => el("span", { class: "fact" }, `${key} `, name(value)));
   const cut = unit.leftOut ? [`${counted(unit.leftOut, "entry", "entries")} of this unit had no room in the page; msformat view shows all.`] : [];
-  const notes = [...about.notes, ...cut, ...about.leftOut, ...unit.notes];
+  const notes = [...about.notes, ...cut, ...unit.notes];
   replaceAll("notes", el("p", { class: "facts" }, facts), notes.length ? el("h2", {}, "Notes") : null,
     el("ul", {}, notes.slice(0, 100).map((note) => el("li", {}, note))),
     notes.length > 100 ? el("p", { class: "dim" }, `and ${counted(notes.length - 100, "more note")}`) : null);

@@ -6,11 +6,12 @@ const TYPES = {
 };
 
 /** A packed column as a typed array. */
-function unpacked({ type, data }) {
+function unpacked({ type, data, repeat }) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
-  return new TYPES[type](bytes.buffer);
+  const values = new TYPES[type](bytes.buffer);
+  return repeat ? new TYPES[type](repeat).fill(values[0]) : values;
 }
 
 /** A column of numbers, or of texts as `{codes, texts}`. */

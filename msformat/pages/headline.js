@@ -9,8 +9,21 @@ function firstTrouble() {
 function showHeadline() {
   const trouble = firstTrouble();
   const isPair = about.kind === "comparison";
-  if (!trouble) replaceAll("headline", calmHeadline(isPair));
-  else replaceAll("headline", isPair ? divergenceCard(trouble) : nonFiniteCard(trouble));
+  const card = !trouble ? calmHeadline(isPair) : isPair ? divergenceCard(trouble) : nonFiniteCard(trouble);
+  replaceAll("headline", card, partialCard());
+}
+
+/** What the headline does not know of: units that could not be read, or not all of them. */
+function partialCard() {
+  const listed = about.overviews.flatMap((row, at) => {
+    const texts = row?.problem ? [row.problem] : row?.notes || [];
+    return texts.map((text) => el("li", {}, el("a", { href: "#", onclick: goTo(at, "") }, about.labels[at]), `: ${text}`));
+  });
+  const leftOut = about.leftOut.map((text) => el("li", {}, `no room in the page: ${text}`));
+  const all = [...listed, ...leftOut];
+  if (!all.length) return null;
+  return el("details", { class: "card odd", open: all.length < 4 }, el("summary", {}, counted(all.length, "thing"),
+    " to know about what is not here"), el("ul", {}, all.slice(0, 50)), all.length > 50 ? `and ${all.length - 50} more` : null);
 }
 
 function total(read) {
