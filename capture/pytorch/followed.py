@@ -54,7 +54,7 @@ class FollowedTraining:
         self._model: Any = None
         self._known_optimizers = -1
         self._step_module: weakref.ReferenceType[nn.Module] | None = None
-        self._is_off = False
+        self._is_off = self._is_skipping = False
         self._says_at_end = False
         self.error: BaseException | None = None
         self.idle_steps = 0
@@ -98,6 +98,9 @@ class FollowedTraining:
             try:
                 optimizer.register_step_post_hook(self._stepped)
                 self._optimizers.append(weakref.ref(optimizer))
+                self._is_skipping = self._is_skipping and self._may_skip
+                if self._listens:
+                    self._calls.resume()
             except Exception as error:  # noqa: BLE001 (a class of its own mind is not followed)
                 _LOGGER.warning("steps of %s are not seen: %s", type(optimizer).__name__, error)
 
@@ -136,7 +139,15 @@ class FollowedTraining:
 
     @property
     def _listens(self) -> bool:
-        return not self._is_off and (self.step_kind == "forward" or not self._capture.is_open)
+        if self._is_off or self._is_skipping:
+            return False
+        return self.step_kind == "forward" or not self._capture.is_open
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether the next step is not wanted, and is over when the only optimizer has stepped."""
+        wanted = self.debugger.config.steps
+        return len(self._optimizers) == 1 and wanted is not None and self.debugger.step_number not in wanted
 
     def _called(self, module: nn.Module) -> None:
         """A module is called, by none that is heard already."""
@@ -167,14 +178,17 @@ class FollowedTraining:
             return
         if self._optimizer_class and type(optimizer).__name__ != self._optimizer_class:
             return
-        if not self._capture.is_open:
+        if not self._capture.is_open and not self._is_skipping:
             self._stepped_idly(optimizer)
             return
         try:
+            if self._is_skipping:
+                self.debugger.step()
             self._capture.end()
+            self._is_skipping = self._may_skip
         except Exception as error:  # noqa: BLE001 (a program outlives its capture)
             self._failed(error)
-        if not self._is_off:
+        if self._listens:
             self._calls.resume()
 
     def _stepped_idly(self, optimizer: Any) -> None:

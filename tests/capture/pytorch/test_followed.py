@@ -317,6 +317,27 @@ def test_only_wanted_steps_are_captured(tmp_path: Path) -> None:
     with followed(tmp_path / "dump", step=[1]):
         plain()
     assert steps(tmp_path / "dump") == ["step1"]
+    with followed(tmp_path / "two", step=[1]):
+        two_optimizers()
+    assert steps(tmp_path / "two") == ["step1"]
+
+
+def test_between_unwanted_steps_torch_is_its_own(tmp_path: Path) -> None:
+    own = nn.Module.__call__
+    heard = []
+    with followed(tmp_path / "dump", step=[3]):
+        model = network()
+        optimizers = [torch.optim.SGD(model[0].parameters(), lr=0.1)]
+        for number in range(6):
+            if number == 5:
+                optimizers.append(torch.optim.SGD(model[2].parameters(), lr=0.1))
+            heard.append(nn.Module.__call__ is not own)
+            model(batches()[0]).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    # The first says what there is; a second optimizer makes it unclear what a step is.
+    assert heard == [True, False, False, True, False, True]
+    assert steps(tmp_path / "dump") == ["step3"]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
