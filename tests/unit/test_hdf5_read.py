@@ -349,10 +349,10 @@ def test_one_thread_is_in_hdf5_at_a_time(path: str) -> None:
     store = Hdf5Store(path, mode="w", options=StoreOptions(threads=0))
     with store:
         store.put("x", array, FLOAT32)
-        tensor = store.get("x")
-        tensor.bits()
-        witness = Witness(store._dataset("x"))
-        packed = tensor._packed  # type: ignore[attr-defined]
+        store.get("x").bits()
+        found = store._opened("x")
+        witness, packed = Witness(found.dataset), found._packed
+        assert packed is not None
         slices, bits = (slice(0, 50_000, 1),), np.empty_like(array)
         hdf5_read._read_packed(witness, slices, bits, packed, store._pipeline)
         store._write_chunk(witness, (0,), hdf5_chunks.ChunkFilter(1, shuffle=True).pack(array.view(np.uint8), 4))
