@@ -39,6 +39,7 @@ async function showUnit(at) {
   if (at === current.at) return;
   current.at = at;
   drawTop();
+  showRun();
   replaceAll("details");
   const unit = await source.unit(at).catch((error) => ({ failure: error.message }));
   if (current.at !== at) return;
@@ -97,9 +98,32 @@ function runMeasures(isPair) {
 /** A square a unit: steps along, ranks down. */
 function unitStrip() {
   if (about.labels.length < 2 || about.labels.length > 4000) return null;
-  return el("div", { class: "strip" }, about.labels.map((label, at) => el("button", {
-    class: `cell tone${unitTone(about.overviews[at])}`, title: label, "aria-label": label, onclick: () => showUnit(at),
-  })));
+  const places = new Map(about.labels.map((label, at) => [at, placeInRun(label)]));
+  const lines = [...new Set([...places.values()].map(({ line }) => line))];
+  const steps = [...new Set([...places.values()].map(({ step }) => step))];
+  const grid = el("div", { class: "strip" });
+  grid.style.gridTemplateColumns = `max-content repeat(${steps.length}, 16px)`;
+  lines.forEach((line, row) => grid.append(inGrid(el("span", { class: "dim" }, name(line)), row, 0)));
+  for (const [at, { line, step }] of places) grid.append(inGrid(unitCell(at), lines.indexOf(line), steps.indexOf(step) + 1));
+  return el("div", { class: "scroll" }, grid);
+}
+
+/** Step and the rest of a unit's label: `graph/step3/rank0`. */
+function placeInRun(label) {
+  const found = /^(.*?)step(\d+)\/(.*)$/s.exec(label);
+  return found ? { step: Number(found[2]), line: found[1] + found[3] } : { step: -1, line: label };
+}
+
+function inGrid(element, row, columnAt) {
+  element.style.gridRow = String(row + 1);
+  element.style.gridColumn = String(columnAt + 1);
+  return element;
+}
+
+function unitCell(at) {
+  const label = about.labels[at];
+  return el("button", { class: `cell tone${unitTone(about.overviews[at])}${at === current.at ? " chosen" : ""}`,
+    title: label, "aria-label": label, onclick: () => showUnit(at) });
 }
 
 function unitTone(row) {

@@ -100,7 +100,8 @@ const PAD = { left: 58, right: 10, top: 12, bottom: 8 };
 /** What turns values into heights: linear, or powers of ten. Zero and below have no logarithm and lie at the bottom. */
 function scaleOf(values, log, height) {
   const usable = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
-  if (!usable.length) return { y: () => height - PAD.bottom, ticks: [] };
+  const outside = (value) => (value === Infinity || Number.isNaN(value) ? PAD.top : height - PAD.bottom);
+  if (!usable.length) return { y: outside, ticks: [] };
   const form = log ? Math.log10 : (value) => value;
   let low = Infinity, high = -Infinity;
   for (const value of usable) {
@@ -110,8 +111,7 @@ function scaleOf(values, log, height) {
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
   const room = height - PAD.top - PAD.bottom;
   const y = (value) => {
-    if (value === Infinity || Number.isNaN(value)) return PAD.top;
-    if (!Number.isFinite(value) || (log && value <= 0)) return height - PAD.bottom;
+    if (!Number.isFinite(value) || (log && value <= 0)) return outside(value);
     return PAD.top + (1 - (form(value) - low) / (high - low)) * room;
   };
   return { y, ticks: ticksOf(low, high, log) };

@@ -115,7 +115,8 @@ class DumpPages:
             order = {key: place for place, key in enumerate(unit)}
             unit.stack("")
         incomplete = [] if unit.complete else [f"not complete: {unit.incomplete_reason}"]
-        notes = dict.fromkeys([*incomplete, *unit.problems, *(str(warning.message) for warning in said)])
+        problems = [text for text in unit.problems if text != unit.incomplete_reason]
+        notes = dict.fromkeys([*incomplete, *problems, *(str(warning.message) for warning in said)])
         owners, sorting = _owners(table, keys)
         columns = _tensor_columns(table, sorting)
         return UnitPage(

@@ -22,8 +22,8 @@ function partialCard() {
   const leftOut = about.leftOut.map((text) => el("li", {}, `no room in the page: ${text}`));
   const all = [...listed, ...leftOut];
   if (!all.length) return null;
-  return el("details", { class: "card odd", open: all.length < 4 }, el("summary", {}, counted(all.length, "thing"),
-    " to know about what is not here"), el("ul", {}, all.slice(0, 50)), all.length > 50 ? `and ${all.length - 50} more` : null);
+  return el("details", { class: "card odd", open: all.length < 4 }, el("summary", {}, "Worth knowing: ",
+    counted(all.length, "note")), el("ul", {}, all.slice(0, 50)), all.length > 50 ? `and ${all.length - 50} more` : null);
 }
 
 function total(read) {
