@@ -21,6 +21,7 @@ from capture.errors import CaptureError
 from capture.integrations.loop import LoopCapture
 from capture.patches import Patches
 from capture.pytorch.debugger import PrecisionDebugger
+from capture.pytorch.releases import GradScaler, is_compiling
 from capture.pytorch.trained import trained_models
 
 __all__ = ["FollowedTraining", "StepKind"]
@@ -69,8 +70,7 @@ class FollowedTraining:
     def install(self) -> None:
         """Begin to follow; torch was imported just now, and the program has made nothing yet."""
         self._patches.put(torch.optim.Optimizer, "__init__", self._seeing)
-        scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._patches.put(scaler, "step", self._scaling)
+        self._patches.put(GradScaler, "step", self._scaling)
         self._calls.put(nn.Module, "__call__", self._hearing)
 
     def remove(self) -> None:
@@ -123,7 +123,7 @@ class FollowedTraining:
         @functools.wraps(call)
         def hear(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Dynamo takes this for a constant, and sees nothing of the rest.
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return call(module, *args, **kwargs)
             self._calls.suspend()
             try:
@@ -174,7 +174,7 @@ class FollowedTraining:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped, or was left out by its scaler."""
-        if torch.compiler.is_compiling() or self.step_kind != "optimizer" or self._is_off:
+        if is_compiling() or self.step_kind != "optimizer" or self._is_off:
             return
         if self._optimizer_class and type(optimizer).__name__ != self._optimizer_class:
             return
