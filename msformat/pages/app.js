@@ -52,7 +52,8 @@ async function showUnit(at) {
 
 function showNoUnit(at, failure) {
   const reason = failure || about.overviews[at]?.problem || "There was no room for this unit in the page: msformat view shows all of it.";
-  tree.unit = null;
+  Object.assign(tree, { unit: null, shown: new Int32Array(0), chosen: -1 });
+  replaceAll("count");
   for (const id of ["tree", "layers", "details"]) replaceAll(id);
   replaceAll("tree", el("p", { class: "empty" }, "Nothing to show."));
   replaceAll("details", el("p", { class: "note" }, reason));
@@ -135,7 +136,7 @@ function unitTone(row) {
 
 function drawLegend() {
   const words = about.kind === "comparison" ?
-    [[FINE, "same"], [CLOSE, "close"], [ODD, "< 1 %"], [BAD, "< 10 %"], [WORSE, "beyond"], [WORST, "NaN, shape"], [ALONE, "one side"]] :
+    [[FINE, "same"], [CLOSE, "close"], [ODD, "< 1 %"], [BAD, "< 10 %"], [WORSE, "beyond"], [WORST, "NaN, shape"], about.ignoreMissing ? [UNKNOWN, "one side, not compared"] : [ALONE, "one side"]] :
     [[FINE, "fine"], [CLOSE, "all zero, −∞"], [ODD, "near overflow"], [WORSE, "∞"], [WORST, "NaN"], [UNKNOWN, "no numbers"]];
   replaceAll("legend", words.map(([tone, word]) => el("span", {}, toneDot(tone), word)));
 }

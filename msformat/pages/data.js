@@ -225,7 +225,10 @@ function servedSource() {
     unit: (at) => {
       if (!units.has(at)) {
         if (units.size > 3) units.delete(units.keys().next().value);
-        units.set(at, ask(`unit/${at}`).then(unitOf));
+        const asked = ask(`unit/${at}`).then(unitOf);
+        // What failed may be asked for again.
+        asked.catch(() => units.delete(at));
+        units.set(at, asked);
       }
       return units.get(at);
     },

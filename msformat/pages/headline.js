@@ -73,7 +73,7 @@ function troubleCard({ at, first }, { title, summary, reasons, stacks, before })
   const where = first.module || moduleAround(first) || path || first.key;
   return el("div", { class: "card bad" },
     el("h1", {}, title, " ", name(where, { class: "where" }), cls ? name(cls, { class: "class" }) : null,
-      kind === "api" ? name(path, { class: "class" }) : null, stage ? el("span", { class: `badge ${stage}` }, stage) : null),
+      kind === "api" && path !== where ? name(path, { class: "class" }) : null, stage ? el("span", { class: `badge ${stage}` }, stage) : null),
     el("p", { class: "summary" }, ...summary, about.labels.length > 1 ? el("span", { class: "dim" }, ` in ${about.labels[at]}`) : null),
     reasons.length ? el("ul", { class: "reasons" }, reasons.map((text) => el("li", {}, text))) : null,
     el("p", {}, el("a", { href: "#", class: "button", onclick: goTo(at, first.key) }, "show it"), " ", name(first.key, { class: "dim" })),

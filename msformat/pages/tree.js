@@ -20,6 +20,7 @@ function showTree(unit) {
 /** Find what the filters let through; null where they ask for nothing. */
 function applyFilters() {
   const { unit } = tree;
+  if (!unit) return;
   const wanted = filters.text || filters.trouble || filters.kind || filters.stage;
   tree.matches = wanted ? matching(unit, matcher(filters.text)) : null;
   layOut();
@@ -149,6 +150,8 @@ function stageLetter(stage) {
 function nodeNumber(node) {
   const { unit } = tree;
   const tone = unit.nodeTones[node];
+  const verdict = unit.nodes.verdict?.[node];
+  if (tone < ODD && (verdict === 3 || verdict === 4)) return [el("span", { class: "dim" }, VERDICT_WORD[verdict])];
   if (tone < ODD) return [];
   return [el("span", { class: `pill tone${tone}` }, nodeWord(unit, node))];
 }
@@ -198,6 +201,7 @@ function reveal(node) {
 
 /** Arrow keys walk the tree. */
 function treeKey(event) {
+  if (!tree.shown.length) return;
   const at = tree.shown.indexOf(tree.chosen);
   const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 };
   if (event.key in moves) {
