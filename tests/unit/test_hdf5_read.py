@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from msformat.dtypes import dtype_from_numpy, dtype_named
-from msformat.errors import CorruptTensorError
+from msformat.errors import CorruptTensorError, StoreError
 from msformat.stores import hdf5, hdf5_chunks, hdf5_read
 from msformat.stores.base import StoreOptions
 from msformat.stores.codecs import chunk_shape
@@ -314,6 +314,19 @@ def test_what_waits_to_be_written_is_read(path: str) -> None:
         for number in range(4):
             store.put(str(number), array + number, dtype_from_numpy(array.dtype))
             assert store.get(str(number)).bits().tobytes() == (array + number).astype(np.float32).tobytes()
+
+
+def test_another_file_in_its_place_is_not_read_as_what_was_looked_up(path: str) -> None:
+    """HDF5 would write all of the larger tensor behind the memory of the smaller one."""
+    for shape in ((8,), (1 << 20,)):
+        Path(path).unlink(missing_ok=True)
+        write(path, np.ones(shape, np.float32), shape)
+        if shape == (8,):
+            store = Hdf5Store(path)
+            tensor = store.get("x")
+            store._release(commit=False)  # as in a process that received the store; it opens the file anew
+    with store, pytest.raises(StoreError, match="another tensor of this name"):
+        tensor.bits()
 
 
 class Witness:
