@@ -220,12 +220,12 @@ STORAGE_KEYS = (
 OTHER_TASKS = {
     "run_ut": "capture with task tensor or statistics, then run msprobe's accuracy checker on that dump",
     "acc_check": "capture with task tensor or statistics, then run msprobe's accuracy checker on that dump",
-    "overflow_check": "capture with task statistics: Max, Min and Norm show every NaN and infinity",
-    "nan_check": "capture with task statistics: Max, Min and Norm show every NaN and infinity",
+    "overflow_check": "capture with task statistics, then `msformat report`: the first NaN or infinity stands on top",
+    "nan_check": "capture with task statistics, then `msformat report`: the first NaN or infinity stands on top",
     "exception_dump": "capture with task tensor: what was recorded before the exception stays readable",
     "grad_probe": "capture with task statistics at level L0 or mix: gradients of parameters are recorded there",
     "free_benchmark": "it perturbs the training, which capture never does: use msprobe for it",
-    "diff_check": "capture both runs with task statistics, then compare the dumps",
+    "diff_check": "capture both runs with task statistics, then compare the dumps with `msformat diff`",
 }
 
 INERT = (
@@ -246,7 +246,8 @@ INERT = (
     Inert("slice", "task", "is not available: whole tensors are recorded", ([],), refused=True),
     Inert("request_id", "task", "is not available: whole tensors are recorded", ("",), refused=True),
     Inert(
-        "bench_path", "task", "compares while running: capture both runs, then compare the dumps", ("",), refused=True
+        "bench_path", "task", "compares while running: capture both runs, then compare the dumps with `msformat diff`",
+        ("",), refused=True,
     ),
     Inert("overflow_nums", "task", "belongs to task overflow_check", anything=True),
     Inert("check_mode", "task", "belongs to task overflow_check", anything=True),

@@ -36,7 +36,7 @@ RUN_BY = {
 NOT_RUN = {
     "make ": "makes environments of gigabytes; that the target exists is tested here",
     "pip install ": "asks a registry; that the extra exists is tested here",
-    "msformat view ": "serves until Ctrl-C; tests/unit and tests/browser serve pages",
+    "msformat view ": "serves until Ctrl-C; tests/security and tests/browser serve pages",
     "msformat convert /nfs/dump /nfs/stored --to zarr --dask": "needs a cluster; tests/unit run it with LocalCluster",
     "msformat verify  /nfs/stored --dask": "as above",
     "msformat table   /nfs/stored --dask": "as above",
