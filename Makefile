@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo docs test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
+.PHONY: env demo docs test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-peer-26 test-matrix bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -84,6 +84,10 @@ test-mindtorch: $(MINDTORCH_VENV)/.ready
 
 test-peer: env $(PEER_VENV)/.ready
 	MSFORMAT_PEER_PYTHON=$(abspath $(PEER_VENV))/bin/python $(BIN)/python -m pytest -m peer tests/peer
+
+# The same with msprobe 26.2.0, in one more environment.
+test-peer-26: env $(PEER26_VENV)/.ready
+	MSFORMAT_PEER26_PYTHON=$(abspath $(PEER26_VENV))/bin/python $(BIN)/python -m pytest -m peer -k 26_2_0 tests/peer
 
 # Old and odd environments, one after the other: gigabytes and an hour, or a few of them with ROWS='oldest python-3.13'.
 test-matrix: env
