@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo test test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
+.PHONY: env demo test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -64,7 +64,7 @@ demo: env
 
 # torch and MindSpore bring libraries that do not agree: two processes.
 test: env lint test-mindspore
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer' --ignore=tests/capture/mindspore --ignore=tests/capture/mindtorch tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer and not browser' --ignore=tests/capture/mindspore --ignore=tests/capture/mindtorch tests
 
 # MindSpore with numpy 2, which is not what it was built for; test-mindspore-27 is the pair that agrees.
 test-mindspore: $(VENV)/.mindspore
@@ -92,6 +92,10 @@ bench: env $(PEER_VENV)/.ready
 # Capture alone, at every level, against both releases of msprobe: an hour, or minutes with BENCH=--quick.
 bench-capture: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
 	$(BIN)/python -m tools.bench_capture --peer $(PEER_VENV)/bin/python --peer26 $(PEER26_VENV)/bin/python $(BENCH)
+
+# Pages in a real browser: Debian's chromium, or whatever is called so. Left out with a word where there is none.
+test-browser: env
+	$(BIN)/python -m pytest -m browser tests/browser
 
 lint: env
 	$(BIN)/ruff check .

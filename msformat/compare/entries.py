@@ -48,15 +48,28 @@ def pair_tensors(a: Entry, b: Entry, mapping: NameMapping | None = None) -> list
     """
     free = {_place(tensor): tensor for tensor in b.tensors}
     given = mapping or NameMapping()
-    found: dict[int, Tensor] = {}
-    for keys in (_place, lambda tensor: _named_place(tensor, given)):
-        theirs = {keys(tensor): tensor for tensor in free.values()} if keys is not _place else dict(free)
+    found = _pair_as_told(a.tensors, free, given.tensors)
+    for name_of in (_place, lambda tensor: _named_place(tensor, given)):
+        theirs = {name_of(tensor): tensor for tensor in free.values()}
         for at, tensor in enumerate(a.tensors):
-            other = theirs.get(keys(tensor)) if at not in found else None
+            other = theirs.get(name_of(tensor)) if at not in found else None
             if other is not None and free.pop(_place(other), None) is not None:
                 found[at] = other
     _pair_by_order(a.tensors, free, found)
     return [(tensor, found.get(at)) for at, tensor in enumerate(a.tensors)] + [(None, other) for other in free.values()]
+
+
+def _pair_as_told(
+    ours: Sequence[Tensor], free: dict[tuple[str, ...], Tensor], names: Mapping[str, str]
+) -> dict[int, Tensor]:
+    """Tensors that the user's mapping names."""
+    found: dict[int, Tensor] = {}
+    theirs = {side_of(tensor).name: tensor for tensor in free.values()} if names else {}
+    for at, tensor in enumerate(ours) if theirs else ():
+        other = theirs.get(names.get(side_of(tensor).name, ""))
+        if other is not None and free.pop(_place(other), None) is not None:
+            found[at] = other
+    return found
 
 
 def _place(tensor: Tensor) -> tuple[str, ...]:
@@ -65,9 +78,6 @@ def _place(tensor: Tensor) -> tuple[str, ...]:
 
 def _named_place(tensor: Tensor, mapping: NameMapping) -> tuple[str, ...]:
     """Place in the names of the other side."""
-    said = mapping.tensors.get(side_of(tensor).name) if mapping.tensors else None
-    if said is not None:
-        return ("", said)
     path = mapping.parameter(tensor.path) if mapping.parameters else tensor.path
     role = role_of(tensor)
     return role, parameter_alias(path) if role in ("parameter", "gradient") else path
@@ -131,8 +141,3 @@ def _scalar_verdict(a: Any, b: Any) -> Verdict:
 def _text(value: Any) -> str:
     text = str(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
-
-
-def scalars_of(entry: Entry) -> Mapping[tuple[str, ...], Scalar]:
-    """Plain values of an entry."""
-    return dict(_scalars(entry.value))
