@@ -23,7 +23,7 @@ Shuffle: TypeAlias = Literal["shuffle", "bitshuffle", "noshuffle"]
 # Arrays up to this size stay in one piece; bigger ones are cut into pieces of at most this size.
 CHUNK_TARGET = 8 << 20
 _CHUNK_LIMIT = 64 << 20
-# What one file of a Zarr array holds. On its way to an object store it lies in memory, so it must not be too big.
+# What one file of a Zarr array holds.
 SHARD_TARGET = 256 << 20
 
 _LEVELS = {"gzip": range(10), "zstd": range(1, 23), "blosc": range(10)}

@@ -216,7 +216,9 @@ class ZarrStore(Store):
         else:
             stack, row = self._stacks.add(dtype, bits)
             place = Place(array=stack.node, row=row, dtype=dtype.name, shape=shape, digest=digest)
-            self._writer.write(stack.node, bits, stack.encoder, key=key, row=row, owned=owned, content=content)
+            self._writer.write(
+                stack.node, bits, stack.encoder, key=key, row=row, cut=stack.cut, owned=owned, content=content
+            )
         self._remember(key, place)
         if self._pack is not None and len(self._pack) >= PACK_BYTES:
             self._seal(wait=False)

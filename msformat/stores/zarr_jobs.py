@@ -1,4 +1,4 @@
-"""What is to be done for an array in a Zarr store: pieces in any order, and what then makes its files whole."""
+"""What is to be done for an array in a Zarr store: pieces in any order, and what then says that they are one."""
 
 from __future__ import annotations
 
@@ -22,17 +22,12 @@ class ArrayFile:
     pieces
         What writes its chunks, in any order.
     shard
-        What it then has to be made whole with, if it has many chunks.
+        What they are put together in, if there are many.
     """
 
     path: str
     pieces: list[Callable[[], None]]
     shard: Shard | None = None
-
-    def finish(self) -> None:
-        """Make it whole."""
-        if self.shard is not None:
-            self.shard.finish()
 
     def abandon(self) -> None:
         """Leave no half of it."""
@@ -60,8 +55,6 @@ class Job:
 
     def finish(self) -> None:
         """What comes after all pieces."""
-        for file in self.files:
-            file.finish()
         if self.metadata is not None:
             self.metadata()
 

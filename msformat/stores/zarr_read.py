@@ -22,6 +22,9 @@ __all__ = ["ChunkCache", "read_array", "read_region"]
 
 # Up to this size an allocation is no danger, and asking for the size of each file first would cost more.
 _TRUSTED_BYTES = 16 << 20
+# Indices of shards that are kept while a region is read.
+_INDICES = 64
+_INDEX_BYTES = 32 << 20
 
 
 class ChunkCache:
@@ -140,8 +143,8 @@ class _Chunks:
     meta: ArrayMeta
     what: str
     cache: ChunkCache | None
-    # Regions go through a shard chunk by chunk, so the last index is mostly the next one.
-    indices: dict[str, NDArray[np.uint64]] = field(default_factory=dict)
+    # A region crosses a shard several times, once a row of chunks, and is checked before it is read.
+    indices: OrderedDict[str, NDArray[np.uint64]] = field(default_factory=OrderedDict)
 
     def _place(self, parts: tuple[_Part, ...]) -> tuple[str, int | None]:
         name, position = self.meta.file_of(tuple(part.chunk for part in parts))
@@ -168,12 +171,17 @@ class _Chunks:
     def _span(self, path: str, position: int) -> tuple[int, int]:
         """Start and length of a chunk in a shard."""
         if path not in self.indices:
-            self.indices.clear()
             self.indices[path] = self._index(path)
+            self._forget_indices()
         start, length = (int(number) for number in self.indices[path][position])
         if start == length == MISSING:
             raise self._missing(path, FileNotFoundError(f"chunk {position} of the shard"))
         return start, length
+
+    def _forget_indices(self) -> None:
+        kept = self.indices
+        while len(kept) > _INDICES or (len(kept) > 1 and sum(each.nbytes for each in kept.values()) > _INDEX_BYTES):
+            kept.popitem(last=False)
 
     def _index(self, path: str) -> NDArray[np.uint64]:
         assert self.meta.shards is not None

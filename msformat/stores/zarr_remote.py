@@ -6,7 +6,7 @@ writer died never looks finished. There is no log to go on from; such a unit is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +22,7 @@ from msformat.stores.zarr_codecs import Encoder, document_encoder, require_numco
 from msformat.stores.zarr_index import IndexLog, Place
 from msformat.stores.zarr_metadata import METADATA_NAME, array_document, document_node, group_document
 from msformat.stores.zarr_shards import Shard
-from msformat.stores.zarr_stacks import Stacks
+from msformat.stores.zarr_stacks import Cut, Stacks
 from msformat.stores.zarr_tree import LAYOUT_VERSION
 from msformat.stores.zarr_write import ArrayWriter, OpenPack
 
@@ -31,6 +31,8 @@ __all__ = ["RemoteZarrStore", "finish_root"]
 _CHILDREN = ("tensors", "packs", "documents")
 # Each waits for the network most of the time.
 _THREADS = 8
+# An object lies in memory on its way, one a thread: 256 MiB of them, which is what tensors that wait may take as well.
+_SHARD_BYTES = 32 << 20
 
 
 def finish_root(location: str) -> None:
@@ -66,7 +68,7 @@ class RemoteZarrStore(ZarrStore):
         self._pack: OpenPack | None = None
         self._packed: dict[Hashable, tuple[str, int]] = {}
         self._next_pack = 0
-        self._stacks = Stacks(self._compression, 0)
+        self._stacks = Stacks(self._compression, 0, _SHARD_BYTES)
         self._unlogged: dict[str, Place] = {}
 
     def _put_array_of_bytes(self, path: str, data: ReadOnlyBuffer) -> None:
@@ -133,15 +135,16 @@ class _ObjectWriter(ArrayWriter):
         key: str,
         owned: bool,
         row: int | None = None,
+        cut: Cut | None = None,
         content: Hashable = None,  # noqa: ARG002 (a file with two names is what it would be for)
     ) -> None:
-        super().write(node, bits, encoder, key=key, owned=owned, row=row)
+        super().write(node, bits, encoder, key=key, owned=owned, row=row, cut=cut)
 
     def _make_directory(self, directory: str, key: str) -> None:
         """There are no directories."""
 
-    def _shard(self, path: str, count: int) -> Shard:
-        return _ObjectShard(path, count, self._write_file)
+    def _shard(self, path: str, count: int, positions: Sequence[int]) -> Shard:
+        return _ObjectShard(path, count, positions, self._write_file)
 
     def _write_file(self, path: str, data: ReadOnlyBuffer) -> None:
         self._remote.write(path, bytes(data))
@@ -150,8 +153,10 @@ class _ObjectWriter(ArrayWriter):
 class _ObjectShard(Shard):
     """A shard that lies in memory until it is whole."""
 
-    def __init__(self, path: str, count: int, write: Callable[[str, ReadOnlyBuffer], None]) -> None:
-        super().__init__(path, count)
+    def __init__(
+        self, path: str, count: int, positions: Sequence[int], write: Callable[[str, ReadOnlyBuffer], None]
+    ) -> None:
+        super().__init__(path, count, positions)
         self._write = write
         self._parts: dict[int, ReadOnlyBuffer] = {}
 
@@ -160,11 +165,12 @@ class _ObjectShard(Shard):
         self._parts[start] = data
 
     def _seal(self) -> None:
-        parts, self._parts = self._parts, {}
-        self._write(self.path, b"".join(parts[start] for start in sorted(parts)))
+        content = b"".join(self._parts.pop(start) for start in sorted(self._parts))
+        self._write(self.path, content)
 
     def abandon(self) -> None:
-        self._parts = {}
+        super().abandon()
+        self._parts.clear()
 
 
 def _document_objects(data: ReadOnlyBuffer) -> Iterator[tuple[str, bytes]]:

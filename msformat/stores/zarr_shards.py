@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,8 @@ _SHARDING = "sharding_indexed"
 MISSING = (1 << 64) - 1
 _ENTRY_BYTES = 16
 _CHECKSUM_BYTES = 4
-# An index of a shard of ours has 512 bytes. Four million chunks in one file are nobody's.
-_INDEX_LIMIT = 64 << 20
+# An index of a shard of ours has 512 bytes. A million chunks in one file are nobody's.
+_INDEX_LIMIT = 16 << 20
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def sharding_codec(chunks: tuple[int, ...], codecs: Sequence[Mapping[str, Any]])
 
 
 class Shard:
-    """A shard being written, by several threads: chunks as they come, then the index.
+    """A shard being written, by several threads: chunks one behind the other, then the index.
 
     Parameters
     ----------
@@ -189,30 +190,56 @@ class Shard:
         Its file.
     count
         Chunks it may hold.
+    positions
+        Which of them it gets, ascending. With the last it is a whole shard, and has its name.
+
+    Notes
+    -----
+    Chunks lie in the order of the index whoever is done first, so that equal tensors make equal files. One that comes
+    before its turn waits in memory: that is never more than the shard.
     """
 
-    def __init__(self, path: str, count: int) -> None:
+    def __init__(self, path: str, count: int, positions: Sequence[int]) -> None:
         self.path = path
         self._index = np.full((count, 2), MISSING, "<u8")
         self._end = 0
+        self._turns = deque(positions)
+        self._early: dict[int, ReadOnlyBuffer] = {}
+        self._left = len(positions)
         self._lock = threading.Lock()
 
     def add(self, position: int, data: ReadOnlyBuffer) -> None:
-        """Put a chunk behind those that are there."""
+        """Put a chunk, and those that waited for it; the last one makes the shard whole."""
+        ready = self._in_turn(position, data)
+        for start, chunk in ready:
+            self._put(start, chunk)
         with self._lock:
-            start, self._end = self._end, self._end + len(data)
-            self._index[position] = start, len(data)
-        self._put(start, data)
+            self._left -= len(ready)
+            is_last = self._left == 0 and bool(ready)
+        if is_last:
+            self._finish()
 
-    def finish(self) -> None:
-        """Put the index; from now on the shard is a whole one under its name."""
+    def _in_turn(self, position: int, data: ReadOnlyBuffer) -> list[tuple[int, ReadOnlyBuffer]]:
+        """Chunks all of whose predecessors are here, and where each starts."""
+        ready = []
+        with self._lock:
+            self._early[position] = data
+            while self._turns and self._turns[0] in self._early:
+                at = self._turns.popleft()
+                chunk = self._early.pop(at)
+                self._index[at] = self._end, len(chunk)
+                ready.append((self._end, chunk))
+                self._end += len(chunk)
+        return ready
+
+    def _finish(self) -> None:
         index = self._index.tobytes()
         self._put(self._end, index + crc32c(index).to_bytes(_CHECKSUM_BYTES, "little"))
         self._seal()
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
-        raise NotImplementedError
+        """Leave nothing of one that is not whole, once nobody adds to it any more."""
+        self._early.clear()
 
     def _put(self, start: int, data: ReadOnlyBuffer) -> None:
         raise NotImplementedError
@@ -227,8 +254,10 @@ class FileShard(Shard):
     ``done`` is called with its path then. ``begin``: the disk will be waited for, and may begin now.
     """
 
-    def __init__(self, path: str, count: int, done: Callable[[str], None], *, begin: bool) -> None:
-        super().__init__(path, count)
+    def __init__(
+        self, path: str, count: int, positions: Sequence[int], done: Callable[[str], None], *, begin: bool
+    ) -> None:
+        super().__init__(path, count, positions)
         self._done = done
         self._begin = begin
         self._temporary = temporary_sibling(path)
@@ -252,5 +281,6 @@ class FileShard(Shard):
         self._done(self.path)
 
     def abandon(self) -> None:
+        super().abandon()
         with contextlib.suppress(OSError):
             os.unlink(self._temporary)

@@ -6,6 +6,7 @@ of a dozen shapes, so as rows they take one inode each instead of three.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from msformat.dtypes import DType
-from msformat.stores.codecs import Compression, chunk_shape, shard_shape
+from msformat.stores.codecs import SHARD_TARGET, Compression, chunk_shape, shard_shape
 from msformat.stores.zarr_codecs import Encoder, array_encoder
 from msformat.stores.zarr_metadata import array_document
 
@@ -43,10 +44,10 @@ class Cut:
     chunks: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], itemsize: int) -> Cut:
+    def of(cls, shape: tuple[int, ...], itemsize: int, shard_bytes: int = SHARD_TARGET) -> Cut:
         """As every array of ours is cut. What is no larger than a chunk needs no shard."""
         chunks = chunk_shape(shape, itemsize)
-        return cls(shape, shard_shape(shape, chunks, itemsize), chunks)
+        return cls(shape, shard_shape(shape, chunks, itemsize, shard_bytes), chunks)
 
     @property
     def shards(self) -> tuple[int, ...] | None:
@@ -57,6 +58,13 @@ class Cut:
     def counts(self) -> tuple[int, ...]:
         """Chunks in a file, an axis each."""
         return tuple(file // chunk for file, chunk in zip(self.files, self.chunks, strict=True))
+
+    def chunks_of(self, file: tuple[int, ...]) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Chunks in a file of the grid that are in the array: position in the file, and where in the array's grid."""
+        for position, inside in enumerate(itertools.product(*map(range, self.counts))):
+            chunk = tuple(at * count + one for at, count, one in zip(file, self.counts, inside, strict=True))
+            if all(at * c < length for at, c, length in zip(chunk, self.chunks, self.shape, strict=True)):
+                yield position, chunk
 
     @property
     def layout(self) -> tuple[int, int] | None:
@@ -80,21 +88,23 @@ class Stack:
         Its path.
     encoder
         How its chunks are stored.
+    cut
+        How a row is cut.
     rows
         How many were given out.
     """
 
-    def __init__(self, node: str, dtype: DType, bits: NDArray[Any], encoder: Encoder) -> None:
+    def __init__(self, node: str, dtype: DType, bits: NDArray[Any], encoder: Encoder, cut: Cut) -> None:
         self.node = node
         self.encoder = encoder
+        self.cut = cut
         self.rows = 0
         self._dtype = dtype
         self._storage = bits.dtype
-        self._cut = Cut.of(bits.shape, bits.itemsize)
 
     def metadata(self) -> bytes:
         """``zarr.json`` with the rows there are by now."""
-        cut, logical = self._cut, {} if self._dtype.is_native else {"dtype": self._dtype.name}
+        cut, logical = self.cut, {} if self._dtype.is_native else {"dtype": self._dtype.name}
         return array_document(
             (self.rows, *cut.shape),
             (1, *cut.chunks),
@@ -114,14 +124,17 @@ class Stacks:
         Of what is put.
     first
         The first number that no array has as its name.
+    shard_bytes
+        The most that one file of a row holds.
 
     Notes
     -----
     A writer goes on with no array of an earlier one: what a dead one left in it is not known.
     """
 
-    def __init__(self, compression: Compression, first: int) -> None:
+    def __init__(self, compression: Compression, first: int, shard_bytes: int = SHARD_TARGET) -> None:
         self._compression = compression
+        self._shard_bytes = shard_bytes
         self._next = first
         self._stacks: dict[tuple[str, tuple[int, ...]], Stack] = {}
         self._grown: dict[str, Stack] = {}
@@ -132,7 +145,8 @@ class Stacks:
         stack = self._stacks.get(kind)
         if stack is None:
             encoder = array_encoder(self._compression, bits.itemsize)
-            stack = self._stacks[kind] = Stack(f"tensors/{self._next}", dtype, bits, encoder)
+            cut = Cut.of(bits.shape, bits.itemsize, self._shard_bytes)
+            stack = self._stacks[kind] = Stack(f"tensors/{self._next}", dtype, bits, encoder, cut)
             self._next += 1
         self._grown[stack.node] = stack
         stack.rows += 1

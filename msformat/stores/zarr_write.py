@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -105,6 +105,7 @@ class ArrayWriter:
         key: str,
         owned: bool,
         row: int | None = None,
+        cut: Cut | None = None,
         content: Hashable = None,
     ) -> None:
         """Write an array, chunks first, then the metadata that makes them one; or a row of one, without metadata.
@@ -123,6 +124,8 @@ class ArrayWriter:
             May be written later, by a thread; an error then surfaces at :meth:`wait`.
         row
             Which row of the array ``bits`` are; :meth:`write_metadata` is called later. None: they are all of it.
+        cut
+            How they are cut; None: as all arrays are.
         content
             Equal for bits that are equal once encoded, whatever their shapes. What is one file then shares it with the
             first of that content that was cut alike, where the file system has hard links.
@@ -133,7 +136,7 @@ class ArrayWriter:
             Not written.
         """
         self.check_process()
-        cut = Cut.of(bits.shape, bits.itemsize)
+        cut = cut or Cut.of(bits.shape, bits.itemsize)
         directory = os.path.join(self._root, node)
         self._make_directory(directory, key)
         grid = _grid(bits.shape, cut.files)
@@ -164,8 +167,13 @@ class ArrayWriter:
             Not written; what it said before still stands.
         """
         directory = os.path.join(self._root, node)
+        path = os.path.join(directory, METADATA_NAME)
         try:
-            self._write_file(os.path.join(directory, METADATA_NAME), metadata)
+            if self._fsync and os.path.lexists(path):
+                # Rows that a flush promised hang on the old one, so the new one must be on disk before it replaces it.
+                write_atomic(path, metadata)
+            else:
+                self._write_file(path, metadata)
         except OSError as error:
             raise _named(error, directory, "") from error
         self._directories[directory] = None
@@ -203,7 +211,6 @@ class ArrayWriter:
         try:
             for piece in file.pieces:
                 piece()
-            file.finish()
         except BaseException:
             file.abandon()
             raise
@@ -212,20 +219,16 @@ class ArrayWriter:
         """The file at a place of the grid: a chunk, or a shard of those chunks that are in the array."""
         if cut.shards is None:
             return ArrayFile(path, [lambda: self._write_file(path, encoder.encode(_chunk(bits, cut.chunks, at)))])
-        shard = self._shard(path, math.prod(cut.counts))
+        chunks = dict(cut.chunks_of(at))
+        shard = self._shard(path, math.prod(cut.counts), tuple(chunks))
 
         def piece(position: int, chunk: tuple[int, ...]) -> Callable[[], None]:
             return lambda: shard.add(position, encoder.encode(_chunk(bits, cut.chunks, chunk)))
 
-        pieces = []
-        for position, inside in enumerate(itertools.product(*map(range, cut.counts))):
-            chunk = tuple(a * count + b for a, count, b in zip(at, cut.counts, inside, strict=True))
-            if all(number * c < length for number, c, length in zip(chunk, cut.chunks, bits.shape, strict=True)):
-                pieces.append(piece(position, chunk))
-        return ArrayFile(path, pieces, shard)
+        return ArrayFile(path, [piece(*each) for each in chunks.items()], shard)
 
-    def _shard(self, path: str, count: int) -> Shard:
-        return FileShard(path, count, self._files.append, begin=self._fsync)
+    def _shard(self, path: str, count: int, positions: Sequence[int]) -> Shard:
+        return FileShard(path, count, positions, self._files.append, begin=self._fsync)
 
     def _write_file(self, path: str, data: ReadOnlyBuffer) -> None:
         write_atomic(path, data, fsync=False, begin=self._fsync)
