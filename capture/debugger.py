@@ -104,10 +104,20 @@ class DebuggerBase(ABC):
     @classmethod
     def latest(cls) -> Self:
         """The debugger made last."""
-        known = cls._latest.get(cls)
+        known = cls.made_last()
         if known is None:
             raise CaptureError(f"no {cls.__name__} was made yet: {cls.__name__}(config_path=…) comes first")
-        return known  # type: ignore[return-value]
+        return known
+
+    @classmethod
+    def made_last(cls) -> Self | None:
+        """The debugger made last, None when there is none."""
+        return cls._latest.get(cls)  # type: ignore[return-value]
+
+    def step_aside(self) -> None:
+        """Be the debugger made last no more: what the program calls on the class means one of its own."""
+        if self._latest.get(type(self)) is self:
+            del self._latest[type(self)]
 
     # --- what a framework adds ---------------------------------------------------------------------------------------
 
@@ -269,6 +279,11 @@ class DebuggerBase(ABC):
     def step_number(self) -> int:
         """Number of the step in hand."""
         return self._session.step_number
+
+    @property
+    def captured_steps(self) -> int:
+        """How many steps were captured, also in part."""
+        return self._session.captured_steps
 
     @either
     def wait(self, timeout: float | None = None) -> None:

@@ -119,7 +119,7 @@ class Session:
         self._texts = StackTexts()
         self._is_ready = False
         self._is_closed = False
-        self._has_captured = False
+        self.captured_steps = 0
         self._seen_steps: list[int] = []
         self._started_empty = False
         self.has_entries_elsewhere = False  # this step's went into a unit beside ours: ours may be empty
@@ -347,7 +347,7 @@ class Session:
         )
         self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
         self.observer.records = self._records
-        self._has_captured = True
+        self.captured_steps += 1
         _LOGGER.info("step %s is captured into %s", self.step_number, unit_dir)
 
     @property
@@ -399,10 +399,10 @@ class Session:
     def _report_unmatched(self) -> None:
         """Filters that matched nothing in the whole run are most likely misspelt."""
         config = self.config
-        if self._is_wanted_rank and config.steps is not None and not self._has_captured and self._seen_steps:
+        if self._is_wanted_rank and config.steps is not None and not self.captured_steps and self._seen_steps:
             last = self._seen_steps[-1]
             _LOGGER.warning("step %s was never reached; the last one was %s", sorted(config.steps), last)
-        if self._has_captured:
+        if self.captured_steps:
             for text in self.scope.unmatched():
                 _LOGGER.warning("%s", text)
 

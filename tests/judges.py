@@ -6,8 +6,9 @@ import importlib
 from typing import Any, NoReturn
 
 import pytest
+from packaging.version import Version
 
-__all__ = ["judge"]
+__all__ = ["judge", "torch_is_before", "torch_types"]
 
 
 class _Absent:
@@ -45,3 +46,14 @@ def judge(name: str) -> Any:
         if error.name != name:
             raise
         return _Absent(name)
+
+
+def torch_types(*names: str) -> list[Any]:
+    """Element types by the names of PyTorch, as far as the installed release has them."""
+    torch = judge("torch")
+    return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+def torch_is_before(release: str) -> bool:
+    """Whether the installed PyTorch is older than a release, ``"2.2"``."""
+    return Version(judge("torch").__version__) < Version(release)

@@ -25,6 +25,7 @@ from msformat.cli.tables import print_table
 from msformat.usage import disk_usage
 from tools.bench_capture import bench_peer
 from tools.bench_convert import bench_convert, bench_stages, bench_verify
+from tools.bench_diff import bench_diff
 from tools.bench_dump import make_dump
 from tools.bench_lines import COLUMNS, Line, pairs
 from tools.bench_many import bench_many
@@ -33,7 +34,7 @@ from tools.bench_read import bench_pt, bench_slices, bench_small, bench_units
 from tools.report import machine, markdown_table, replace_tables
 
 STAGES = ("where a conversion's time goes", "s alone", "rate")
-PARTS = ("capture", "convert", "verify", "open", "read")
+PARTS = ("capture", "convert", "verify", "diff", "open", "read")
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def measure(root: Path, size: Size, parts: list[str], peer: str) -> Iterator[tup
         yield "Convert", bench_convert(root, repeats)
     if "verify" in parts:
         yield "Verify", bench_verify(root, repeats)
+    if "diff" in parts and Path(peer).exists():
+        yield "Compare", bench_diff(root, size.layers, repeats, peer)
     if "open" in parts:
         opened = [bench_import(repeats), *bench_open(root, size.entries, repeats, Line, pairs)]
         yield "Open", opened + bench_units(root, size.many_entries, size.ranks, size.unit_steps, repeats)

@@ -255,7 +255,7 @@ class GraphKernelSession(Session):
         if self._is_closed:
             raise CaptureError("this debugger is closed; make another one to capture more")
         self._open_step = self.step_number
-        self._has_captured = True
+        self.captured_steps += 1
         self._is_on = True
         self._tell("start", self.step_number)
 

@@ -102,7 +102,7 @@ class KernelSession(Session):
             self.failed(f"kernels of step {number}", error)
             return
         self.observer.step = step
-        self._has_captured = True
+        self.captured_steps += 1
         _LOGGER.info("step %s: the kernels of %s go below %s", number, self.observer.target.name, step.directory)
 
     def _finish(self) -> None:

@@ -21,10 +21,10 @@ from torch._C import (
     _pop_torch_function_stack,
     _push_on_torch_function_stack,
 )
-from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
+from capture.pytorch.releases import default_device_is_lowest, is_compiling
 from capture.pytorch.wrappers import Api
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ __all__ = ["EarlyBound", "handing_over_originals"]
 _BEHIND_OPERATORS = frozenset({"abs", "bitwise_and", "bitwise_not", "div_", "neg", "positive"})
 
 # Modules whose frames stand between a function written in Python and the mode that it gives itself to.
-_ON_THE_WAY = ("torch.overrides", "torch.distributed.c10d_logger", __name__)
+_ON_THE_WAY = ("torch.overrides", "torch.utils._device", "torch.distributed.c10d_logger", __name__)
 
 
 class EarlyBound(TorchFunctionMode):
@@ -65,8 +65,7 @@ class EarlyBound(TorchFunctionMode):
         self._installed = True
         self._thread = threading.get_ident()
         stack = [mode for mode in _take_stack() if mode is not self]
-        # Only ``set_default_device`` leaves this behind; ``with torch.device(...)`` is a mode like others.
-        below = sum(isinstance(mode, DeviceContext) and "old_device" in vars(mode) for mode in stack)
+        below = sum(map(_insists_on_the_bottom, stack))
         _put_stack([*stack[:below], self, *stack[below:]])
 
     def remove(self) -> None:
@@ -122,6 +121,11 @@ class EarlyBound(TorchFunctionMode):
         if _is_pytorch_inside(sys._getframe(1), func):
             return func(*args, **kwargs)
         return self._recorder.record(api, args, kwargs)
+
+
+def _insists_on_the_bottom(mode: TorchFunctionMode) -> bool:
+    """Only ``set_default_device`` leaves the attribute behind; ``with torch.device(...)`` is a mode like others."""
+    return default_device_is_lowest and isinstance(mode, DeviceContext) and "old_device" in vars(mode)
 
 
 def _is_operator(api: Api) -> bool:

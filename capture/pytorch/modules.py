@@ -16,6 +16,7 @@ from capture.observer import Observer
 from capture.pytorch.backward import ModuleBackwards
 from capture.pytorch.gradients import GradientGroups
 from capture.pytorch.parameters import ParameterHooks
+from capture.pytorch.releases import is_compiling, is_dynamo_compiling
 from capture.pytorch.scripting import ScriptingGuard
 
 __all__ = ["ModuleHooks"]
@@ -200,8 +201,8 @@ class _Hook:
 
     def __call__(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Dynamo takes the first test for a constant, and sees nothing of the rest.
-        if torch.compiler.is_compiling():
-            if not torch.compiler.is_dynamo_compiling():
+        if is_compiling():
+            if not is_dynamo_compiling():
                 self.hooks.note_export(self.path)
             return
         try:
@@ -222,7 +223,7 @@ class _AfterHook:
         self.before = before
 
     def __call__(self, module: nn.Module, _args: object, _kwargs: object, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
         before = self.before
         try:

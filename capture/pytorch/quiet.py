@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch._C import DisableTorchFunction, _DisableTorchDispatch, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch._C import _functorch as functorch
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 __all__ = ["Quiet", "backward_is_running", "recompute_is_running"]
 
@@ -39,7 +38,7 @@ class Quiet:
         if _len_torch_dispatch_stack():
             self._enter(_DisableTorchDispatch())
         if functorch.peek_interpreter_stack() is not None:
-            self._enter(temporarily_clear_interpreter_stack())
+            self._enter(_NoTransforms())
 
     def _enter(self, guard: Any) -> None:
         guard.__enter__()
@@ -57,6 +56,19 @@ class Quiet:
             _set_grad(True)  # noqa: FBT003
         if self._guards:
             self._guards.pop().__exit__(None, None, None)
+
+
+class _NoTransforms:
+    """Takes the transforms of functorch from the thread's stack, and puts them back in their order."""
+
+    def __enter__(self) -> None:
+        self._layers: list[Any] = []
+        while functorch.peek_interpreter_stack() is not None:
+            self._layers.append(functorch.pop_dynamic_layer_stack())
+
+    def __exit__(self, *_: object) -> None:
+        while self._layers:
+            functorch.push_dynamic_layer_stack(self._layers.pop())
 
 
 def backward_is_running() -> bool:

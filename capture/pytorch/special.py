@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from capture.pytorch.raw import contiguous, copy_to, dispatch_keys
+from capture.pytorch.releases import keys_as_value
 
 __all__ = ["Subject", "plain_keys", "subject_of"]
 
@@ -44,7 +45,7 @@ _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _SPARSE = {torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 
 
-def plain_keys() -> frozenset[int]:
+def plain_keys() -> frozenset[object]:
     """Dispatch keys of ordinary CPU tensors. Any other key means a view that is not what its memory says, or no memory.
 
     One comparison instead of ten questions: conjugated, negated, zero, quantised, nested, sparse, functorch, Python.
@@ -52,7 +53,7 @@ def plain_keys() -> frozenset[int]:
     ordinary = torch.empty(0, dtype=torch.float32, device="cpu")
     with torch.inference_mode():
         inference = torch.empty(0, dtype=torch.float32, device="cpu")
-    return frozenset(dispatch_keys(tensor).raw_repr() for tensor in (ordinary, inference))
+    return frozenset(keys_as_value(dispatch_keys(tensor)) for tensor in (ordinary, inference))
 
 
 def subject_of(tensor: torch.Tensor) -> Subject:
@@ -74,12 +75,13 @@ def subject_of(tensor: torch.Tensor) -> Subject:
 def _unwrapped(tensor: Any, extras: dict[str, Any]) -> torch.Tensor | Subject:
     """The tensor inside a subclass, as a plain one."""
     name = type(tensor).__name__
-    if _is_a(tensor, "torch.distributed.tensor", "DTensor"):
+    # The module was named with an underscore before 2.5.
+    if any(_is_a(tensor, f"torch.distributed.{module}", "DTensor") for module in ("tensor", "_tensor")):
         extras["dtensor"] = _placement(tensor)
         return subject_inside(tensor._local_tensor, extras)
     if name == "AsyncCollectiveTensor" and hasattr(tensor, "elem"):
         # The values exist only once the collective is over; the program would wait at their first use.
-        torch.ops._c10d_functional.wait_tensor(tensor.elem)
+        sys.modules[type(tensor).__module__].wait_tensor(tensor.elem)
         return subject_inside(tensor.elem, extras)
     if _is_a(tensor, "torch.nn.parameter", "UninitializedTensorMixin"):
         return Subject(None, extras, "uninitialised parameter: it has no shape yet")
@@ -117,11 +119,12 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 def _placement(tensor: Any) -> dict[str, Any]:
     mesh = tensor.device_mesh
+    names = getattr(mesh, "mesh_dim_names", None)  # not in 2.1
     return {
         "mesh": {
             "device_type": str(mesh.device_type),
             "ranks": mesh.mesh.tolist(),
-            "dim_names": list(mesh.mesh_dim_names) if mesh.mesh_dim_names else None,
+            "dim_names": list(names) if names else None,
         },
         "placements": [str(placement) for placement in tensor.placements],
         "global_shape": [int(length) for length in tensor._spec.shape],

@@ -141,8 +141,11 @@ def _of_half(tensor: torch.Tensor) -> Statistics:
 
 def _of_half_in_its_type(tensor: torch.Tensor) -> Statistics:
     flat = view(tensor, -1)
-    low, high = aminmax(flat)
-    return item(high), item(low), item(mean(flat)), item(vector_norm(flat))
+    try:
+        low, high = aminmax(flat)
+        return item(high), item(low), item(mean(flat)), item(vector_norm(flat))
+    except RuntimeError:  # PyTorch 2.1 reduces no float16 on a CPU
+        return _of_half(tensor)
 
 
 def _of_integers(tensor: torch.Tensor) -> Statistics:

@@ -28,6 +28,7 @@ from capture.pytorch.raw import (
     stride,
     untyped_storage,
 )
+from capture.pytorch.releases import keys_as_value
 from capture.pytorch.special import Subject, dequantized, plain_keys, subject_of
 from capture.pytorch.statistics import NO_STATISTICS, Statistics, of_one
 from capture.values import clean_text
@@ -83,7 +84,7 @@ class TorchFramework:
         try:
             kind = type(tensor)
             known = kind is torch.Tensor or kind is torch.nn.Parameter
-            if known and dispatch_keys(tensor).raw_repr() in self._plain_keys:
+            if known and keys_as_value(dispatch_keys(tensor)) in self._plain_keys:
                 return self._plain(tensor, wanted)
             return self._special(tensor, wanted)
         except Exception as error:  # noqa: BLE001 (tensors fail in many ways: lost devices, foreign subclasses)

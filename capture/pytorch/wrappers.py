@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch._C import DisableTorchFunction, _len_torch_function_stack
-from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.overrides import has_torch_function
+
+from capture.pytorch.releases import is_compiling, is_dynamo_compiling
 
 if TYPE_CHECKING:
     from capture.observer import ApiCall, Observer

@@ -62,7 +62,9 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         "--scalars", action=argparse.BooleanOptionalAction, default=True, help="compare plain arguments (default: yes)"
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="units at the same time (default 1)")
-    parser.add_argument("--threads", type=int, metavar="N", help="tensors of a unit at the same time (default: cores)")
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="tensors of a unit at the same time (default 1, 8 for URLs)"
+    )
     parser.add_argument("--dask", metavar="ADDRESS", help=f"{DASK_HELP}, instead of --jobs")
 
 

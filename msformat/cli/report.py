@@ -15,6 +15,7 @@ from msformat.errors import FormatError
 
 if TYPE_CHECKING:
     from msformat.pages.page import PageReport
+    from msformat.pages.server import PageServer
     from msformat.pages.unitpage import PageSource
 
 __all__ = ["add_commands"]
@@ -97,14 +98,18 @@ def _view(arguments: argparse.Namespace) -> int:
     from msformat.pages.server import PageServer  # noqa: PLC0415
 
     with PageServer(_source(arguments), arguments.port) as server:
-        print(f"Open {server.url}\nin a browser on this machine. Ctrl-C ends it.", flush=True)
-        if arguments.open:
-            webbrowser.open(server.url)
         try:
-            server.serve_forever()
+            _serve(server, arguments)
         except KeyboardInterrupt:
             print("\nstopped")
     return 0
+
+
+def _serve(server: PageServer, arguments: argparse.Namespace) -> None:
+    print(f"Open {server.url}\nin a browser on this machine. Ctrl-C ends it.", flush=True)
+    if arguments.open:
+        webbrowser.open(server.url)
+    server.serve_forever()
 
 
 def _source(arguments: argparse.Namespace) -> PageSource:

@@ -44,11 +44,15 @@ def pair_tensors(a: Entry, b: Entry, mapping: NameMapping | None = None) -> list
     """Tensors of two entries that belong together, in the order of A; those of one side alone among and behind them.
 
     First by slot and path, then parameters by the names of frameworks, then what is left of a slot in its order:
-    arguments given by position here and by name there, outputs in a list or not.
+    arguments given by position here and by name there, outputs in a list or not. Two different functions that do one
+    thing (``Primitive.layer_norm`` and ``Functional.layer_norm``) number their arguments in their own ways: there the
+    order of the tensors comes first.
     """
     free = {_place(tensor): tensor for tensor in b.tensors}
     given = mapping or NameMapping()
     found = _pair_as_told(a.tensors, free, given.tensors)
+    if _are_other_functions(a, b):
+        _pair_by_order(a.tensors, free, found)
     for name_of in (_place, lambda tensor: _named_place(tensor, given)):
         theirs = {name_of(tensor): tensor for tensor in free.values()}
         for at, tensor in enumerate(a.tensors):
@@ -57,6 +61,12 @@ def pair_tensors(a: Entry, b: Entry, mapping: NameMapping | None = None) -> list
                 found[at] = other
     _pair_by_order(a.tensors, free, found)
     return [(tensor, found.get(at)) for at, tensor in enumerate(a.tensors)] + [(None, other) for other in free.values()]
+
+
+def _are_other_functions(a: Entry, b: Entry) -> bool:
+    if a.name is None or b.name is None or a.name.order != "api":
+        return False
+    return (a.name.kind, a.name.path) != (b.name.kind, b.name.path)
 
 
 def _pair_as_told(

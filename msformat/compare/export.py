@@ -29,6 +29,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _MOST_ROWS = 1_048_576
 _MOST_CHARACTERS = 32_767
 _BATCH = 8192
+_COLOURED = ("NPU Name", "Verdict")
 _COLOURS = {"different": "FFC7CE", "unreadable": "FFC7CE", "only_a": "FFEB9C", "only_b": "FFEB9C"}
 
 
@@ -114,6 +115,7 @@ def write_xlsx(result: DiffResult, path: str | os.PathLike[str]) -> None:
     openpyxl = optional("openpyxl", "diff", "a result in Excel's format")
     names = columns_of(kind_of(result))
     book = openpyxl.Workbook(write_only=True)
+    fills = {verdict: openpyxl.styles.PatternFill("solid", fgColor=colour) for verdict, colour in _COLOURS.items()}
     rows: Iterator[Mapping[str, Any]] = rows_of(result)
     number = 1
     while True:
@@ -125,26 +127,29 @@ def write_xlsx(result: DiffResult, path: str | os.PathLike[str]) -> None:
         sheet.freeze_panes = "A2"
         sheet.append(list(names))
         for row in (first, *batch) if first is not None else ():
-            sheet.append(_excel_row(openpyxl, sheet, row))
+            sheet.append(_excel_row(openpyxl, sheet, row, fills))
         number += 1
     with output_file(path) as stream:
         book.save(stream)
 
 
-def _excel_row(openpyxl: Any, sheet: Any, row: Mapping[str, Any]) -> list[Any]:
-    colour = _COLOURS.get(row["Verdict"])
-    fill = openpyxl.styles.PatternFill("solid", fgColor=colour) if colour else None
+def _excel_row(openpyxl: Any, sheet: Any, row: Mapping[str, Any], fills: Mapping[str, Any]) -> list[Any]:
+    """Values, and cells where a value alone would be taken for something else or has a colour."""
+    fill = fills.get(row["Verdict"])
     cells = []
     for name, value in row.items():
-        text = _spelled(value)
-        if isinstance(text, str):
-            cell = openpyxl.cell.WriteOnlyCell(sheet, value=_excel_text(text))
-            cell.data_type = "s"  # a text that begins with "=" would be a formula
+        shown = _spelled(value)
+        text = _excel_text(shown) if isinstance(shown, str) else None
+        is_coloured = fill is not None and name in _COLOURED
+        if is_coloured or (text is not None and text.startswith("=")):
+            cell = openpyxl.cell.WriteOnlyCell(sheet, value=shown if text is None else text)
+            if text is not None:
+                cell.data_type = "s"  # a text that begins with "=" would be a formula
+            if is_coloured:
+                cell.fill = fill
+            cells.append(cell)
         else:
-            cell = openpyxl.cell.WriteOnlyCell(sheet, value=text)
-        if fill is not None and name in ("NPU Name", "Bench Name", "Verdict"):
-            cell.fill = fill
-        cells.append(cell)
+            cells.append(shown if text is None else text)
     return cells
 
 

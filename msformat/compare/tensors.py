@@ -17,7 +17,7 @@ from msformat.entries import Tensor
 from msformat.errors import MsformatError
 from msformat.stores.base import StoredTensor
 
-__all__ = ["BAD_TENSOR", "TensorComparer", "side_of"]
+__all__ = ["BAD_TENSOR", "TensorComparer", "same_checksum", "side_of"]
 
 # What a damaged file can raise on its way through a reader.
 BAD_TENSOR = (MsformatError, OSError, ValueError, KeyError, MemoryError)
@@ -128,12 +128,17 @@ def _same_digests(a: StoredTensor, b: StoredTensor) -> bool:
 
 
 def _compare_digests(a: Tensor, b: Tensor) -> bool | None:
-    """Whether both documents record one checksum; None where they do not, or not by one algorithm."""
+    """Whether both documents record one checksum; None where they do not say, or are of tensors of other types."""
     if a.digest is None or b.digest is None or a.dtype != b.dtype:
         return None
+    return same_checksum(a.digest, b.digest)
+
+
+def same_checksum(a: str, b: str) -> bool | None:
+    """Whether two checksums of the documents are equal; None where they are not of one algorithm that is known."""
     for form in (_CRC32, _XOR):
-        if form.fullmatch(a.digest) and form.fullmatch(b.digest):
-            return a.digest.lower() == b.digest.lower()
+        if form.fullmatch(a) and form.fullmatch(b):
+            return a.lower() == b.lower()
     return None
 
 

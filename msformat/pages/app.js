@@ -9,7 +9,7 @@ function drawTop() {
   replaceAll("top",
     el("span", { class: "brand" }, "msformat"),
     ...about.sides.map((side, at) => el("span", { class: "side", title: side },
-      isPair ? el("b", { class: at ? "line-b" : "line-a" }, "AB"[at]) : null, name(side))),
+      isPair ? el("b", { class: at ? "line-b" : "line-a" }, "AB"[at]) : null, name(shortPath(side)))),
     el("span", { class: "spring" }),
     unitChoice(),
     el("button", { class: "quiet", title: "light or dark", onclick: turnTheme }, "◐"));

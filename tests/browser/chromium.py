@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +32,38 @@ def find_chromium() -> str | None:
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
+# The browser reads its descriptor 3 and writes 4.
+_WITH_DESCRIPTORS = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3), os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def _start(command: list[str]) -> tuple[subprocess.Popen[bytes], int, int]:
+    """The browser, and the descriptors to write to and to read from."""
+    to_browser, ours_out = map(_high, os.pipe())
+    ours_in, from_browser = map(_high, os.pipe())
+    python = [sys.executable, "-c", _WITH_DESCRIPTORS, str(to_browser), str(from_browser)]
+    process = subprocess.Popen(
+        [*python, *command],
+        pass_fds=(to_browser, from_browser),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(to_browser)
+    os.close(from_browser)
+    return process, ours_out, ours_in
+
+
+def _high(descriptor: int) -> int:
+    """The same under a number that is out of the way of 3 and 4."""
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(descriptor)
+    return moved
+
+
 class Page:
     """One page in a browser of its own.
 
@@ -45,17 +79,8 @@ class Page:
         chromium = find_chromium()
         assert chromium is not None
         self._profile = tempfile.mkdtemp(prefix="msformat-browser-")
-        to_browser, ours_out = os.pipe()
-        ours_in, from_browser = os.pipe()
-        self._out, self._in = ours_out, ours_in
         command = [chromium, *_FLAGS, f"--user-data-dir={self._profile}", f"--window-size={width},{height}"]
-        # The browser reads its descriptor 3 and writes 4.
-        shell = ["sh", "-c", f'exec "$@" 3<&{to_browser} 4>&{from_browser}', "sh", *command]
-        self._process = subprocess.Popen(
-            shell, pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        os.close(to_browser)
-        os.close(from_browser)
+        self._process, self._out, self._in = _start(command)
         self._buffer = b""
         self._number = 0
         self.errors: list[str] = []

@@ -74,8 +74,9 @@ def write_network(root: Path, *, steps: int = 1, fault: float = 1.0, dtype: str 
 def _record(tensors: Mapping[str, np.ndarray], name: str) -> dict[str, Any]:
     values = tensors[name]
     wide = values.astype(np.float64)
-    norm = math.sqrt(float((wide * wide).sum()))
-    found = numbers(float(values.max()), float(values.min()), float(wide.mean()), norm)
+    with np.errstate(invalid="ignore"):
+        mean, norm = float(wide.mean()), math.sqrt(float((wide * wide).sum()))
+    found = numbers(float(values.max()), float(values.min()), mean, norm)
     return record(values, name, **found)
 
 

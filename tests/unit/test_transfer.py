@@ -160,3 +160,18 @@ def test_what_cannot_be_read_is_told_for_each_name(tmp_path: Path) -> None:
         done = transfer(source, target, planned(*KEYS, "other.npy"))
     assert list(done.digests) == ["other.npy"]
     assert [key in problem for key, problem in zip(KEYS, done.problems, strict=True)] == [True] * 3
+
+
+def test_what_changed_in_the_source_is_kept_and_said_of_each_name(tmp_path: Path) -> None:
+    """A bit that turned on the disk, in a store without checksums of its own: h5py writes over what was stored."""
+    place = filled(tmp_path / "a", "hdf5", compression="none")
+    with h5py.File(place / "d.h5", "r+") as file:
+        file["tensors/a.npy"][7] = -1.0
+    with opened(place, "hdf5") as source, opened(tmp_path / "b", "files", "w") as target:
+        done = transfer(source, target, planned(*KEYS, "other.npy"))
+    assert [problem.split(" is damaged")[0] for problem in done.problems] == [f"tensor {key!r}" for key in KEYS]
+    assert done.damaged == set(KEYS)
+    changed = VALUES.copy()
+    changed[7] = -1.0
+    written = {path.name: path for path in (tmp_path / "b").rglob("*.npy")}
+    assert all(np.array_equal(np.load(written[key]), changed) for key in KEYS)

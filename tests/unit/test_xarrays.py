@@ -12,14 +12,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 import xarray as xr
 from numpy.typing import NDArray
 
 import msformat
 from msformat import room, xarrays
+from tests.judges import judge
 from tests.unit.reader_dumps import RELU, VALUES, X, entries, record, write_tensor, write_unit
 
+torch = judge("torch")
 KEYS = ("Module.a.Linear.forward.0", "Module.b.Linear.forward.0", "Module.b.Linear.forward.1")
 
 
@@ -273,14 +274,14 @@ def test_saved_variables_of_1_2_2_have_no_step(golden: Callable[[str], Path]) ->
     place = ".".join(filter(None, (tensor.slot, *tensor.keys)))
     found = dump.to_xarray(tensor.entry.key, place)
     assert found.dims[0] == "rank"
-    judge = torch.load(next(root.rglob(str(tensor.data_name))), weights_only=True).detach()
-    assert np.array_equal(found[0], judge.float().numpy() if judge.dtype == torch.bfloat16 else judge.numpy())
+    expected = torch.load(next(root.rglob(str(tensor.data_name))), weights_only=True).detach()
+    assert np.array_equal(found[0], expected.float().numpy() if expected.dtype == torch.bfloat16 else expected.numpy())
 
 
 # --- element types ---------------------------------------------------------------------------------------------------
 
 
-def _torch_unit(root: Path, tensor: torch.Tensor, step: int = 0) -> None:
+def _torch_unit(root: Path, tensor: Any, step: int = 0) -> None:
     name = f"{RELU}.output.0.pt"
     meta = {"type": "torch.Tensor", "dtype": str(tensor.dtype), "shape": list(tensor.shape), "data_name": name}
     unit = write_unit(root / f"step{step}" / "rank0", {RELU: {"input_args": [], "output": [meta]}})
@@ -365,9 +366,9 @@ def test_real_tensors(golden: Callable[[str], Path], name: str) -> None:
             if not path.exists():
                 continue
             found = unit.to_xarray(entry.key, place, widen=True)
-            judge = torch.load(path, weights_only=True).detach()
-            judge = judge.float() if judge.dtype == torch.bfloat16 else judge
-            assert np.array_equal(found, judge.numpy())
+            expected = torch.load(path, weights_only=True).detach()
+            expected = expected.float() if expected.dtype == torch.bfloat16 else expected
+            assert np.array_equal(found, expected.numpy())
             seen += 1
     assert seen > 10
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +145,38 @@ def test_an_exception_ends_the_step(tmp_path: Path, caplog: pytest.LogCaptureFix
     units = {unit.key.step: unit.complete for unit in msformat.open(tmp_path / "dump")}
     assert units == {0: True, 1: False}
     callback.close()
+
+
+LAUNCHED = """
+import sys
+import numpy as np
+from mindspore import nn
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import LossMonitor, Model
+
+rows = [(np.full((3,), number, np.float32), np.ones((2,), np.float32)) for number in range(6)]
+net = nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 2))
+model = Model(net, loss_fn=nn.MSELoss(), optimizer=nn.SGD(net.trainable_params()))
+data = GeneratorDataset(rows, ["data", "label"], shuffle=False).batch(2)
+if "model" in sys.argv:
+    model.train(1, data, callbacks=LossMonitor(), dataset_sink_mode=False)
+"""
+
+
+def test_the_launcher_captures_what_model_trains(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LAUNCHED)
+    root = str(Path(__file__).resolve().parents[3])
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "capture", "run", "--level", "L0", "--dump-path", "dump", *arguments]
+        environment = {**os.environ, "PYTHONPATH": root}
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+
+    done = run("train.py")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was captured: no step of Model.train or Model.fit ran in this process" in done.stderr
+    done = run("train.py", "model")
+    assert done.stdout.count("loss is") == 3
+    assert "3 steps captured into" in done.stderr
+    assert steps(tmp_path / "dump") == ["step0", "step1", "step2"]
+    assert "Cell.1.Dense.backward.0" in entries(tmp_path / "dump", 2)

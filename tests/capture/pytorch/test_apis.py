@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from capture.patches import Patches
 from capture.pytorch.apis import ApiHooks
 from tests.capture.pytorch.recording import RecordingObserver, hooks_for, installed
+from tests.judges import torch_is_before
 
 PEER = json.loads((Path(__file__).parent / "peer_names.json").read_text())
 PLACES = {
@@ -47,8 +48,14 @@ def _expected(statement: str, keys: list[str]) -> list[str]:
     return [key for key in keys if "ones_like" in statement or not key.startswith("Torch.ones_like.")]
 
 
+# What PyTorch calls inside these is another thing in each release; in 2.1, SGD has no default for lr either.
+_INSIDE_PYTORCH = ("repr(y)", "torch.optim.SGD(", "torch.utils.checkpoint.checkpoint(linear, x, use_reentrant=False)")
+
+
 @pytest.mark.parametrize("statement", PEER["names"])
 def test_names_are_those_of_the_peer(statement: str) -> None:
+    if statement.startswith(_INSIDE_PYTORCH) and torch_is_before("2.6"):
+        pytest.skip("the peer was asked with a later PyTorch")
     torch.manual_seed(0)
     variables: dict[str, Any] = {}
     exec(PEER["setup"], variables)

@@ -67,6 +67,7 @@ def test_frozen_parameters_and_ones_trained_later() -> None:
     assert {prefix for prefix, _, _ in watching.parameters} == {"Module.0.Linear", "Module.1.Linear"}
 
 
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_parameters() -> None:
     model = nn.Sequential(nn.LazyLinear(4))
     watching, _ = hooked(model)

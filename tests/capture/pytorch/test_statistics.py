@@ -16,14 +16,13 @@ from capture.framework import Wanted
 from capture.pytorch.device import defer, resolve
 from capture.pytorch.tensors import TorchFramework
 from tests.capture.pytorch.describing import CHECKSUMS, describe, statistics
+from tests.judges import torch_is_before, torch_types
 
 SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (300, 1000), (1 << 17,), ((1 << 17) + 1,)]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+FLOAT8 = torch_types("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")
 HALVES = ("torch.bfloat16", "torch.float16")
-INTEGERS = [
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-]  # fmt: skip
+INTEGERS = torch_types("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 
 
 def judge(values: np.ndarray[Any, Any]) -> tuple[float, float, float, float]:
@@ -214,6 +213,8 @@ def test_views_are_summarised_by_what_they_show(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS[:5], torch.bool, torch.complex64], ids=str)
 def test_deferred_statistics_are_the_same(dtype: torch.dtype) -> None:
+    if dtype == torch.float16 and torch_is_before("2.2"):
+        pytest.skip("this PyTorch reduces no float16 on a CPU, and what is deferred is on a GPU")
     tensors = [(torch.randn(shape) * 50).to(dtype) for shape in [(), (4,), (3, 5)]]
     late = [defer(tensor) for tensor in tensors]
     assert all(one is not None for one in late)
@@ -264,7 +265,11 @@ def test_they_are_those_of_msprobe_8_1_0(golden: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_reduces_in_the_own_type(dtype: torch.dtype) -> None:
+    is_wide = dtype == torch.float16 and torch_is_before("2.2")  # which reduces no float16 on a CPU
     values = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
     node = TorchFramework(precision="low").describe(values, Wanted(statistics=True, data=False, md5=False)).node
-    expected = (values.max(), values.min(), values.mean(), values.norm())
-    assert [node[key] for key in ("Max", "Min", "Mean", "Norm")] == [value.item() for value in expected]
+    values = values.float() if is_wide else values
+    expected = [values.max().item(), values.min().item(), values.mean().item(), values.norm().item()]
+    if is_wide:
+        expected = [pytest.approx(value, rel=1e-5) for value in expected]
+    assert [node[key] for key in ("Max", "Min", "Mean", "Norm")] == expected
