@@ -21,6 +21,7 @@ from capture.errors import CaptureError
 from capture.integrations.loop import LoopCapture
 from capture.patches import Patches
 from capture.pytorch.debugger import PrecisionDebugger
+from capture.pytorch.releases import GradScaler, is_compiling
 from capture.pytorch.trained import trained_models
 
 __all__ = ["FollowedTraining", "StepKind"]
@@ -54,7 +55,7 @@ class FollowedTraining:
         self._model: Any = None
         self._known_optimizers = -1
         self._step_module: weakref.ReferenceType[nn.Module] | None = None
-        self._is_off = False
+        self._is_off = self._is_skipping = False
         self._says_at_end = False
         self.error: BaseException | None = None
         self.idle_steps = 0
@@ -69,8 +70,7 @@ class FollowedTraining:
     def install(self) -> None:
         """Begin to follow; torch was imported just now, and the program has made nothing yet."""
         self._patches.put(torch.optim.Optimizer, "__init__", self._seeing)
-        scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-        self._patches.put(scaler, "step", self._scaling)
+        self._patches.put(GradScaler, "step", self._scaling)
         self._calls.put(nn.Module, "__call__", self._hearing)
 
     def remove(self) -> None:
@@ -98,6 +98,9 @@ class FollowedTraining:
             try:
                 optimizer.register_step_post_hook(self._stepped)
                 self._optimizers.append(weakref.ref(optimizer))
+                self._is_skipping = self._is_skipping and self._may_skip
+                if self._listens:
+                    self._calls.resume()
             except Exception as error:  # noqa: BLE001 (a class of its own mind is not followed)
                 _LOGGER.warning("steps of %s are not seen: %s", type(optimizer).__name__, error)
 
@@ -120,7 +123,7 @@ class FollowedTraining:
         @functools.wraps(call)
         def hear(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Dynamo takes this for a constant, and sees nothing of the rest.
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return call(module, *args, **kwargs)
             self._calls.suspend()
             try:
@@ -136,7 +139,15 @@ class FollowedTraining:
 
     @property
     def _listens(self) -> bool:
-        return not self._is_off and (self.step_kind == "forward" or not self._capture.is_open)
+        if self._is_off or self._is_skipping:
+            return False
+        return self.step_kind == "forward" or not self._capture.is_open
+
+    @property
+    def _may_skip(self) -> bool:
+        """Whether the next step is not wanted, and is over when the only optimizer has stepped."""
+        wanted = self.debugger.config.steps
+        return len(self._optimizers) == 1 and wanted is not None and self.debugger.step_number not in wanted
 
     def _called(self, module: nn.Module) -> None:
         """A module is called, by none that is heard already."""
@@ -163,18 +174,21 @@ class FollowedTraining:
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         """An optimizer has stepped, or was left out by its scaler."""
-        if torch.compiler.is_compiling() or self.step_kind != "optimizer" or self._is_off:
+        if is_compiling() or self.step_kind != "optimizer" or self._is_off:
             return
         if self._optimizer_class and type(optimizer).__name__ != self._optimizer_class:
             return
-        if not self._capture.is_open:
+        if not self._capture.is_open and not self._is_skipping:
             self._stepped_idly(optimizer)
             return
         try:
+            if self._is_skipping:
+                self.debugger.step()
             self._capture.end()
+            self._is_skipping = self._may_skip
         except Exception as error:  # noqa: BLE001 (a program outlives its capture)
             self._failed(error)
-        if not self._is_off:
+        if self._listens:
             self._calls.resume()
 
     def _stepped_idly(self, optimizer: Any) -> None:

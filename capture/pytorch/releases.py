@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import torch._utils
+import torch.amp
 import torch.compiler
 import torch.utils._device
 
-__all__ = ["default_device_is_lowest", "is_compiling", "is_dynamo_compiling", "keys_as_value"]
+__all__ = ["GradScaler", "default_device_is_lowest", "is_compiling", "is_dynamo_compiling", "keys_as_value"]
 
+# One for all devices since 2.3.
+GradScaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 # Of torch.compiler since 2.3. The older function is false, and Dynamo, which does not run it, takes it for true.
 is_compiling = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 # Older releases export through Dynamo only: there is no other tracing that is_compiling could mean.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
-_SIZE = 48
+_SIZE = 64
 _LARGEST_PORT = 65535
 
 
@@ -73,7 +73,7 @@ def _report(arguments: argparse.Namespace) -> int:
         print_json({"path": arguments.output, "bytes": done.size, "units": _units(source, done)})
     else:
         print(f"{plain(arguments.output)}: {bytes_text(done.size)}; {plain(_found(source, done))}")
-    if len(done.problems) == len(done.overviews):
+    if all(row.get("problem") for row in done.overviews):
         return 2
     return 1 if done.problems or done.left_out else 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeAlias
 
 from msformat.compare.mapping import NameMapping
@@ -30,6 +31,8 @@ class Call:
         What it says, in the names of the other dump where a mapping knows them; None for a key of no known form.
     parent
         Key of the enclosing call.
+    module
+        Path of the module it is; None for anything else.
     is_mapped
         Whether the user's mapping renamed it.
     """
@@ -37,6 +40,7 @@ class Call:
     key: str
     name: OpName | None
     parent: str | None
+    module: str | None = None
     is_mapped: bool = False
 
 
@@ -80,10 +84,11 @@ class Calls(Mapping[str, Call]):
 
     def module(self, key: str) -> str:
         """Path of the module an entry is, or runs in; ``""`` outside of modules."""
-        for at in (key, *self.parents(key)):
-            name = parse_entry(at)
-            if name is not None and name.order == "module":
-                return name.path
+        for at in chain((key,), self.parents(key)):
+            call = self._calls.get(at)
+            path = call.module if call is not None else _module_of(parse_entry(at))
+            if path is not None:
+                return path
         return ""
 
 
@@ -100,7 +105,7 @@ def load_calls(unit: Unit, keys: Iterable[str], mapping: NameMapping | None = No
     mapping
         Renames them.
     """
-    calls = [Call(key, parse_entry(key), unit.parent(key)) for key in keys]
+    calls = [_call(unit, key) for key in keys]
     if mapping is not None:
         classes = {
             call.name.path: call.name.class_name or ""
@@ -109,6 +114,15 @@ def load_calls(unit: Unit, keys: Iterable[str], mapping: NameMapping | None = No
         }
         calls = [_renamed(call, mapping, classes) for call in calls]
     return Calls(unit, calls)
+
+
+def _call(unit: Unit, key: str) -> Call:
+    name = parse_entry(key)
+    return Call(key, name, unit.parent(key), _module_of(name))
+
+
+def _module_of(name: OpName | None) -> str | None:
+    return name.path if name is not None and name.order == "module" else None
 
 
 def _renamed(call: Call, mapping: NameMapping, classes: Mapping[str, Any]) -> Call:

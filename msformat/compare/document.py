@@ -88,7 +88,7 @@ def entry_json(entry: EntryResult) -> dict[str, Any]:
 
 def _tensor_json(tensor: TensorResult) -> dict[str, Any]:
     found: dict[str, Any] = _plain(tensor)
-    return {**found, "severity": _plain(tensor.severity)}
+    return {**found, "changes": _plain(tensor.changes), "severity": _plain(tensor.severity)}
 
 
 def _plain(value: Any) -> Any:

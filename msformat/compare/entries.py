@@ -48,6 +48,8 @@ def pair_tensors(a: Entry, b: Entry, mapping: NameMapping | None = None) -> list
     thing (``Primitive.layer_norm`` and ``Functional.layer_norm``) number their arguments in their own ways: there the
     order of the tensors comes first.
     """
+    if mapping is None and [*map(_place, a.tensors)] == [*map(_place, b.tensors)] and not _are_other_functions(a, b):
+        return list(zip(a.tensors, b.tensors, strict=True))
     free = {_place(tensor): tensor for tensor in b.tensors}
     given = mapping or NameMapping()
     found = _pair_as_told(a.tensors, free, given.tensors)

@@ -20,8 +20,8 @@ from msformat.names import OpName
 
 __all__ = ["match_calls"]
 
-# Aligning takes the product of the lengths in the worst case.
-_MOST_ALIGNED = 4000
+# Aligning takes the product of the lengths, or more where all look alike.
+_MOST_ALIGNED = 1500
 
 Signature: TypeAlias = "Callable[[Call], Hashable | None]"
 Found: TypeAlias = "dict[str, tuple[str, Match]]"

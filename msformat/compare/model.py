@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from msformat.compare.measures import Metrics, NonFinite, StatChange
+from msformat.compare.statistics import statistic_changes
 from msformat.model import Stats
 from msformat.units import UnitKey
 
@@ -112,8 +113,6 @@ class TensorResult:
         Why it is not ``same``, in sentences; also what is odd about one that is.
     metrics
         Where values were compared (all zeros for equal bits), else None.
-    changes
-        ``max``, ``min``, ``mean``, ``norm`` of the documents; empty where one side has none.
     special_a, special_b
         NaN and infinities, where values were read.
     special_mismatch
@@ -127,10 +126,14 @@ class TensorResult:
     basis: Basis
     reasons: tuple[str, ...] = ()
     metrics: Metrics | None = None
-    changes: Mapping[str, StatChange] = field(default_factory=dict)
     special_a: NonFinite | None = None
     special_b: NonFinite | None = None
     special_mismatch: int = 0
+
+    @property
+    def changes(self) -> Mapping[str, StatChange]:
+        """How ``max``, ``min``, ``mean`` and ``norm`` of the documents differ; empty where one side has none."""
+        return statistic_changes(self.a.stats if self.a else None, self.b.stats if self.b else None)
 
     @property
     def name(self) -> str:

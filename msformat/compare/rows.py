@@ -38,7 +38,7 @@ COLUMNS: dict[Kind, tuple[str, ...]] = {
 }  # fmt: skip
 _OURS = (
     "Unit", "Module", "Match", "Verdict", "Basis", "Reasons", "Severity", "RelL2Err", "RMSE", "MeanAbsErr",
-    "MeanRelErr", "Compared", "Elements", "NPU NaN", "NPU Inf", "Bench NaN", "Bench Inf", "Stack", "Data_name",
+    "MeanRelErr", "Compared", "Elements", "NPU NaN", "NPU Inf", "Bench NaN", "Bench Inf", "NPU_Stack_Info", "Data_name",
 )  # fmt: skip
 #: Columns of numbers; the others are text.
 NUMBERS = frozenset(
@@ -211,7 +211,7 @@ _CELLS: dict[str, Callable[[_Where], Cell]] = {
     "NPU Inf": _special(0, ("posinf", "neginf")),
     "Bench NaN": _special(1, ("nan",)),
     "Bench Inf": _special(1, ("posinf", "neginf")),
-    "Stack": _stack,
+    "NPU_Stack_Info": _stack,
     "Data_name": _data_name,
     **{f"NPU {shown}": _statistic(0, name) for shown, name in _SHOWN.items()},
     **{f"Bench {shown}": _statistic(1, name) for shown, name in _SHOWN.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msformat.compare.measures import StatChange
@@ -11,7 +11,7 @@ from msformat.compare.thresholds import Thresholds, is_exact_type
 from msformat.dtypes import DType
 from msformat.model import Stats
 
-__all__ = ["NAMES", "statistic_changes", "statistic_faults"]
+__all__ = ["NAMES", "are_equal", "say_anything", "statistic_changes", "statistic_faults"]
 
 NAMES = ("max", "min", "mean", "norm")
 # Mean and norm of integers are floats, which tools round in their own ways.
@@ -25,10 +25,28 @@ def statistic_changes(a: Stats | None, b: Stats | None) -> dict[str, StatChange]
     return {name: _change(_number(getattr(a, name)), _number(getattr(b, name))) for name in NAMES}
 
 
+def say_anything(a: Stats, b: Stats) -> bool:
+    """Whether any statistic is known on both sides."""
+    return any(x is not None and y is not None for x, y in zip(_numbers(a), _numbers(b), strict=True))
+
+
+def are_equal(a: Stats, b: Stats) -> bool:
+    """Whether all that is known on both sides is equal, NaN and NaN included."""
+    pairs = zip(_numbers(a), _numbers(b), strict=True)
+    return all(x is None or y is None or x == y or (math.isnan(x) and math.isnan(y)) for x, y in pairs)
+
+
+def _numbers(stats: Stats) -> tuple[float | None, float | None, float | None, float | None]:
+    """In the order of :data:`NAMES`."""
+    return _number(stats.max), _number(stats.min), _number(stats.mean), _number(stats.norm)
+
+
 def _number(value: Any) -> float | None:
     """A statistic as a float; NaN may be spelled as text by other tools."""
+    if value is None or type(value) is float:
+        return value
     try:
-        return None if value is None else float(value)
+        return float(value)
     except (ValueError, OverflowError):
         return None
 
@@ -58,38 +76,42 @@ def statistic_faults(
 def _faults(
     a: Stats, b: Stats, dtypes: tuple[DType | None, DType | None], shape: tuple[int, ...], thresholds: Thresholds
 ) -> Iterator[str]:
-    pairs = {name: (_number(getattr(a, name)), _number(getattr(b, name))) for name in NAMES}
-    scales = _scales(b, math.prod(shape))
-    is_exact = all(map(is_exact_type, dtypes)) and thresholds.rtol is None
+    values_a, values_b = _numbers(a), _numbers(b)
+    if values_a == values_b:
+        return
+    scales = _scales(values_b, math.prod(shape))
+    is_exact = thresholds.rtol is None and all(map(is_exact_type, dtypes))
     tolerance = thresholds.tolerance(*dtypes)
-    for name, (value_a, value_b) in pairs.items():
-        if value_a is None or value_b is None or _is_overflow(name, pairs):
+    atol = 0.0 if is_exact else thresholds.atol
+    extremes = (*values_a[:2], *values_b[:2])
+    for name, value_a, value_b, scale in zip(NAMES, values_a, values_b, scales, strict=True):
+        if value_a is None or value_b is None or value_a == value_b:
             continue
-        most = tolerance * (thresholds.extremes if name in ("max", "min") else 1.0)
-        if is_exact and name in ("mean", "norm"):
-            most = _ROUNDED
-        if not _is_near(value_a, value_b, most * scales[name], 0.0 if is_exact else thresholds.atol):
-            relative = abs(value_a - value_b) / scales[name] if scales[name] else math.inf
+        is_extreme = name in ("max", "min")
+        most = tolerance * thresholds.extremes if is_extreme else (_ROUNDED if is_exact else tolerance)
+        if _is_near(value_a, value_b, most * scale, atol):
+            continue
+        if is_extreme or not _is_overflow(value_a, value_b, extremes):
+            relative = abs(value_a - value_b) / scale if scale else math.inf
             yield f"{name} {value_a:.6g} against {value_b:.6g} (off by {relative:.3g}, most: {most:g})"
 
 
-def _scales(b: Stats, count: int) -> Mapping[str, float]:
+def _scales(b: Sequence[float | None], count: int) -> tuple[float, float, float, float]:
     """What an error of each statistic is measured by."""
-    high, low, mean, norm = (_number(getattr(b, name)) for name in NAMES)
+    high, low, mean, norm = b
     known = [abs(value) for value in (high, low) if value is not None and math.isfinite(value)]
     largest = max(known, default=0.0)
-    is_known = norm is not None and math.isfinite(norm) and count > 0
-    typical = norm / math.sqrt(count) if is_known and norm is not None else max(largest, abs(mean or 0.0))
-    return {"max": largest, "min": largest, "mean": typical, "norm": abs(norm or 0.0)}
+    if norm is not None and math.isfinite(norm) and count > 0:
+        typical = norm / math.sqrt(count)
+    else:
+        typical = max(largest, abs(mean or 0.0))
+    return largest, largest, typical, abs(norm or 0.0)
 
 
-def _is_overflow(name: str, pairs: Mapping[str, tuple[float | None, float | None]]) -> bool:
+def _is_overflow(a: float, b: float, extremes: Sequence[float | None]) -> bool:
     """Whether a norm or mean is infinite though all values are finite: msprobe sums float16 in float16."""
-    if name not in ("mean", "norm"):
-        return False
-    extremes = [value for pair in (pairs["max"], pairs["min"]) for value in pair]
-    are_finite = all(value is not None and math.isfinite(value) for value in extremes)
-    return are_finite and any(value is not None and math.isinf(value) for value in pairs[name])
+    is_infinite = math.isinf(a) or math.isinf(b)
+    return is_infinite and all(value is not None and math.isfinite(value) for value in extremes)
 
 
 def _is_near(a: float, b: float, most: float, atol: float) -> bool:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TypeAlias
+from functools import lru_cache
+from typing import TypeVar
 
-from msformat.compare.measures import StatChange
 from msformat.compare.model import Basis, Role, TensorResult, TensorSide, Verdict
 from msformat.compare.running import Measured
-from msformat.compare.statistics import statistic_changes, statistic_faults
+from msformat.compare.statistics import are_equal, say_anything, statistic_faults
 from msformat.compare.thresholds import Thresholds
 from msformat.compare.values import PairMeasure
-from msformat.dtypes import DType
+from msformat.dtypes import DType, parse_dtype
 from msformat.entries import Tensor
 from msformat.errors import MsformatError
 from msformat.stores.base import StoredTensor
@@ -26,7 +25,17 @@ _CATEGORIES = {"input_args": "input", "input_kwargs": "kwargs", "parameters_grad
 _CRC32 = re.compile(r"[0-9a-fA-F]{8}")
 _XOR = re.compile(r"0x[0-9a-fA-F]{16}")
 
-Pair: TypeAlias = "tuple[Tensor, Tensor]"
+Value = TypeVar("Value", str, "tuple[int, ...]")
+
+
+@lru_cache(maxsize=256)
+def _known_type(spelling: str) -> DType | None:
+    return parse_dtype(spelling)
+
+
+def _type_of(tensor: Tensor) -> DType | None:
+    """``tensor.dtype``, which is asked for several times a tensor and of few spellings."""
+    return _known_type(tensor.meta.dtype)
 
 
 def side_of(tensor: Tensor) -> TensorSide:
@@ -34,7 +43,16 @@ def side_of(tensor: Tensor) -> TensorSide:
     meta = tensor.meta
     category = _CATEGORIES.get(tensor.slot, tensor.slot)
     name = ".".join(filter(None, (tensor.entry.key, category, tensor.path)))
-    return TensorSide(name, tensor.slot, tensor.path, meta.dtype, meta.shape, meta.stats, meta.digest, meta.data_name)
+    return TensorSide(
+        _shared(name), tensor.slot, tensor.path, _shared(meta.dtype), _shared(meta.shape), meta.stats, meta.digest,
+        meta.data_name,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _shared(value: Value) -> Value:
+    """One object for equal values: both sides of a tensor say the same of it, and so do most tensors."""
+    return value
 
 
 class TensorComparer:
@@ -56,28 +74,25 @@ class TensorComparer:
             return self._compare(a, b, role)
         except BAD_TENSOR as error:
             return TensorResult(
-                side_of(a), side_of(b), role, "unreadable", "description", (str(error) or type(error).__name__,),
-                changes=statistic_changes(a.stats, b.stats),
+                side_of(a), side_of(b), role, "unreadable", "description", (str(error) or type(error).__name__,)
             )  # fmt: skip
 
     def _compare(self, a: Tensor, b: Tensor, role: Role) -> TensorResult:
         notes = _type_notes(a, b)
-        changes = statistic_changes(a.stats, b.stats)
         if not (a.has_data and b.has_data):
             verdict, basis, reasons = self._by_documents(a, b)
-            return TensorResult(side_of(a), side_of(b), role, verdict, basis, (*reasons, *notes), changes=changes)
+            return TensorResult(side_of(a), side_of(b), role, verdict, basis, (*reasons, *notes))
         stored_a, stored_b = a.stored, b.stored
         if stored_a.shape != stored_b.shape:
             reasons = (_shape_words(stored_a.shape, stored_b.shape),)
-            return TensorResult(side_of(a), side_of(b), role, "different", "description", (*reasons, *notes),
-                                changes=changes)  # fmt: skip
-        if _same_digests(stored_a, stored_b) and a.dtype == b.dtype:
-            return TensorResult(side_of(a), side_of(b), role, "same", "digest", notes, changes=changes)
+            return TensorResult(side_of(a), side_of(b), role, "different", "description", (*reasons, *notes))
+        if _same_digests(stored_a, stored_b) and _type_of(a) == _type_of(b):
+            return TensorResult(side_of(a), side_of(b), role, "same", "digest", notes)
         measured = self._measure.of(stored_a, a.meta.dtype, stored_b, b.meta.dtype)
-        verdict, reasons = self._judge(measured, (a.dtype or stored_a.dtype, b.dtype or stored_b.dtype))
+        verdict, reasons = self._judge(measured, (_type_of(a) or stored_a.dtype, _type_of(b) or stored_b.dtype))
         return TensorResult(
             side_of(a), side_of(b), role, verdict, "bits" if measured.metrics is None else "values",
-            (*reasons, *notes, *measured.notes), measured.metrics, changes,
+            (*reasons, *notes, *measured.notes), measured.metrics,
             measured.special_a, measured.special_b, measured.mismatch,
         )  # fmt: skip
 
@@ -109,14 +124,12 @@ class TensorComparer:
         if said and self._thresholds.exact:
             return "different", "digest", said
         stats_a, stats_b = a.statistics(), b.statistics()
-        changes = statistic_changes(stats_a, stats_b)
-        if stats_a is None or stats_b is None or not _say_anything(changes):
+        if stats_a is None or stats_b is None or not say_anything(stats_a, stats_b):
             return ("different", "digest", said) if said else ("unknown", "description", _why_unknown(a, b))
-        faults = statistic_faults(stats_a, stats_b, (a.dtype, b.dtype), a.shape, self._thresholds)
+        faults = statistic_faults(stats_a, stats_b, (_type_of(a), _type_of(b)), a.shape, self._thresholds)
         if faults:
             return "different", "statistics", (*faults, *said)
-        equal = all(change.absolute in (0.0, None) or change.relative == 0.0 for change in changes.values())
-        if equal and not said and a.dtype == b.dtype:
+        if not said and _type_of(a) == _type_of(b) and are_equal(stats_a, stats_b):
             return "same", "statistics", ()
         return ("different", "statistics", ("statistics differ",)) if self._thresholds.exact else (
             "close", "statistics", said)  # fmt: skip
@@ -129,7 +142,7 @@ def _same_digests(a: StoredTensor, b: StoredTensor) -> bool:
 
 def _compare_digests(a: Tensor, b: Tensor) -> bool | None:
     """Whether both documents record one checksum; None where they do not say, or are of tensors of other types."""
-    if a.digest is None or b.digest is None or a.dtype != b.dtype:
+    if a.digest is None or b.digest is None or _type_of(a) != _type_of(b):
         return None
     return same_checksum(a.digest, b.digest)
 
@@ -142,10 +155,6 @@ def same_checksum(a: str, b: str) -> bool | None:
     return None
 
 
-def _say_anything(changes: Mapping[str, StatChange]) -> bool:
-    return any(change.absolute is not None for change in changes.values())
-
-
 def _why_unknown(a: Tensor, b: Tensor) -> tuple[str, ...]:
     if 0 in a.shape:
         return ()
@@ -154,7 +163,7 @@ def _why_unknown(a: Tensor, b: Tensor) -> tuple[str, ...]:
 
 
 def _type_notes(a: Tensor, b: Tensor) -> tuple[str, ...]:
-    if a.dtype == b.dtype and (a.dtype is not None or a.dtype_name == b.dtype_name):
+    if _type_of(a) == _type_of(b) and (_type_of(a) is not None or a.dtype_name == b.dtype_name):
         return ()
     return (f"dtype {a.dtype_name} against {b.dtype_name}",)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -27,6 +29,8 @@ __all__ = ["UnitJob", "compare_units"]
 
 # Entries handed to the threads at a time: a hundred thousand futures would be gigabytes.
 _BATCH = 512
+# New objects between two collections of the youngest; Python's default is 700.
+_COLLECTED = 20_000
 _BAD_UNIT = (MsformatError, OSError, MemoryError)
 
 Place: TypeAlias = "tuple[str | None, str | None, Match]"
@@ -111,15 +115,23 @@ class _UnitComparison:
         calls_a, calls_b = load_calls(self._a, self._a, self._job.mapping), load_calls(self._b, self._b)
         found = match_calls(calls_a, calls_b, self._job.mapping.entries if self._job.mapping else None)
         places = [place for place in _places(calls_a, calls_b, found) if self._is_wanted(place)]
-        entries = tuple(self._compare_all(places, calls_a, calls_b))
+        with _rare_collections():
+            entries = tuple(self._compare_all(places, calls_a, calls_b))
         events = execution_order(entries, _parents(entries, calls_a, calls_b))
         problems += self._unreadable
         return UnitResult(
             self._a.key, self._b.key, entries,
             self._divergence(entries, events, calls_a, calls_b),
             self._find(entries, events, calls_a, calls_b, lambda verdict: verdict in ("close", "different")),
-            tuple(problems),
+            tuple(problems), tuple(self._header_notes()),
         )  # fmt: skip
+
+    def _header_notes(self) -> Iterator[str]:
+        """What explains that one side has less."""
+        for name in ("level", "task"):
+            ours, theirs = getattr(self._a.header, name), getattr(self._b.header, name)
+            if ours != theirs and ours and theirs:
+                yield f"{name} {ours} against {theirs}"
 
     def _is_wanted(self, place: Place) -> bool:
         key = place[0] if place[0] is not None else place[1]
@@ -213,6 +225,20 @@ class _UnitComparison:
             tuple(calls.parents(entry.key)),
             before(entries, events, place, self._job.context),
         )  # fmt: skip
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Cyclic garbage is looked for in the body less often: it would walk over all results again and again.
+
+    Not never: an entry and its tensors know each other, so that decoded ones are let go by it and by nothing else.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECTED, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 def _places(a: Calls, b: Calls, found: Found) -> Iterator[Place]:

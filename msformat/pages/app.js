@@ -6,21 +6,34 @@ const current = { at: -1 };
 
 function drawTop() {
   const isPair = about.kind === "comparison";
-  replaceAll("top",
+  replaceAll(
+    "top",
     el("span", { class: "brand" }, "msformat"),
-    ...about.sides.map((side, at) => el("span", { class: "side", title: side },
-      isPair ? el("b", { class: at ? "line-b" : "line-a" }, "AB"[at]) : null, name(shortPath(side)))),
+    ...about.sides.map((side, at) =>
+      el(
+        "span",
+        { class: "side", title: side },
+        isPair ? el("b", { class: at ? "line-b" : "line-a" }, "AB"[at]) : null,
+        name(shortPath(side)),
+      ),
+    ),
     el("span", { class: "spring" }),
     unitChoice(),
-    el("button", { class: "quiet", title: "light or dark", onclick: turnTheme }, "◐"));
+    el("button", { class: "quiet", title: "light or dark", onclick: turnTheme }, "◐"),
+  );
 }
 
 function unitChoice() {
   if (!about.labels.length) return null;
-  const options = about.labels.map((label, at) => el("option", { value: at, selected: at === current.at },
-    `${label}${unitMark(about.overviews[at])}`));
-  return el("label", { class: "unit" }, "step and rank ",
-    el("select", { id: "unit", onchange: (event) => showUnit(Number(event.target.value)) }, options));
+  const options = about.labels.map((label, at) =>
+    el("option", { value: at, selected: at === current.at }, `${label}${unitMark(about.overviews[at])}`),
+  );
+  return el(
+    "label",
+    { class: "unit" },
+    "step and rank ",
+    el("select", { id: "unit", onchange: (event) => showUnit(Number(event.target.value)) }, options),
+  );
 }
 
 function unitMark(row) {
@@ -29,7 +42,9 @@ function unitMark(row) {
 
 function turnTheme() {
   const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const isDark = root.dataset.theme
+    ? root.dataset.theme === "dark"
+    : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
   drawChart();
 }
@@ -39,6 +54,7 @@ async function showUnit(at) {
   if (at === current.at) return;
   current.at = at;
   drawTop();
+  showRun();
   replaceAll("details");
   const unit = await source.unit(at).catch((error) => ({ failure: error.message }));
   if (current.at !== at) return;
@@ -50,8 +66,12 @@ async function showUnit(at) {
 }
 
 function showNoUnit(at, failure) {
-  const reason = failure || about.overviews[at]?.problem || "There was no room for this unit in the page: msformat view shows all of it.";
-  tree.unit = null;
+  const reason =
+    failure ||
+    about.overviews[at]?.problem ||
+    "There was no room for this unit in the page: msformat view shows all of it.";
+  Object.assign(tree, { unit: null, shown: new Int32Array(0), chosen: -1 });
+  replaceAll("count");
   for (const id of ["tree", "layers", "details"]) replaceAll(id);
   replaceAll("tree", el("p", { class: "empty" }, "Nothing to show."));
   replaceAll("details", el("p", { class: "note" }, reason));
@@ -60,11 +80,21 @@ function showNoUnit(at, failure) {
 /** What a person should know of the page and the unit. */
 function showNotes(unit) {
   const facts = Object.entries(unit.facts).map(([key, value]) => el("span", { class: "fact" }, `${key} `, name(value)));
-  const cut = unit.leftOut ? [`${counted(unit.leftOut, "entry", "entries")} of this unit had no room in the page; msformat view shows all.`] : [];
-  const notes = [...about.notes, ...cut, ...about.leftOut, ...unit.notes];
-  replaceAll("notes", el("p", { class: "facts" }, facts), notes.length ? el("h2", {}, "Notes") : null,
-    el("ul", {}, notes.slice(0, 100).map((note) => el("li", {}, note))),
-    notes.length > 100 ? el("p", { class: "dim" }, `and ${counted(notes.length - 100, "more note")}`) : null);
+  const cut = unit.leftOut
+    ? [`${counted(unit.leftOut, "entry", "entries")} of this unit had no room in the page; msformat view shows all.`]
+    : [];
+  const notes = [...about.notes, ...cut, ...unit.notes];
+  replaceAll(
+    "notes",
+    el("p", { class: "facts" }, facts),
+    notes.length ? el("h2", {}, "Notes") : null,
+    el(
+      "ul",
+      {},
+      notes.slice(0, 100).map((note) => el("li", {}, note)),
+    ),
+    notes.length > 100 ? el("p", { class: "dim" }, `and ${counted(notes.length - 100, "more note")}`) : null,
+  );
 }
 
 /** Over the steps: the norm of all gradients, the largest value, how much is troubled. */
@@ -73,21 +103,45 @@ function showRun() {
   if (rows.length < 2) return replaceAll("run");
   const ranks = [...new Set(rows.map(({ row }) => row.rank))];
   const steps = new Set(rows.map(({ row }) => row.step));
-  const figures = runMeasures(about.kind === "comparison").map(({ title, log, lines }) => stepFigure(title,
-    lines.flatMap(({ colour, label, of }) => ranks.slice(0, 16).map((rank) => ({
-      label: `${label} ${rank}`, colour, points: rows.filter(({ row }) => row.rank === rank).map(({ row }) => [row.step, of(row)]),
-    }))), { log })).filter(Boolean);
+  const figures = runMeasures(about.kind === "comparison")
+    .map(({ title, log, lines }) =>
+      stepFigure(
+        title,
+        lines.flatMap(({ colour, label, of }) =>
+          ranks.slice(0, 16).map((rank) => ({
+            label: `${label} ${rank}`,
+            colour,
+            points: rows.filter(({ row }) => row.rank === rank).map(({ row }) => [row.step, of(row)]),
+          })),
+        ),
+        { log },
+      ),
+    )
+    .filter(Boolean);
   const heading = steps.size > 1 ? "Over the run" : "Over the ranks";
   const known = about.overviews.filter(Boolean).length;
-  replaceAll("run", el("h2", {}, heading, el("span", { class: "dim" }, known < about.labels.length ?
-    ` ${known} of ${about.labels.length} units so far` : "")),
-  steps.size > 1 ? el("div", { class: "figures" }, figures) : null, unitStrip());
+  replaceAll(
+    "run",
+    el(
+      "h2",
+      {},
+      heading,
+      el(
+        "span",
+        { class: "dim" },
+        known < about.labels.length ? ` ${known} of ${about.labels.length} units so far` : "",
+      ),
+    ),
+    steps.size > 1 ? el("div", { class: "figures" }, figures) : null,
+    unitStrip(),
+  );
 }
 
 function runMeasures(isPair) {
   const one = (title, of, log = true) => ({ title, log, lines: [{ colour: "line-a", label: isPair ? "A" : "", of }] });
-  const trouble = isPair ? one("tensors that differ", (row) => row.differing, false) :
-    one("tensors with NaN or ∞", (row) => row.health.nan + row.health.infinite, false);
+  const trouble = isPair
+    ? one("tensors that differ", (row) => row.differing, false)
+    : one("tensors with NaN or ∞", (row) => row.health.nan + row.health.infinite, false);
   const gradients = one("norm of all gradients", (row) => numberOf(row.gradientNorm));
   if (!isPair) return [gradients, one("largest |x|", (row) => numberOf(row.largest)), trouble];
   gradients.lines.push({ colour: "line-b", label: "B", of: (row) => numberOf(row.gradientNormB) });
@@ -97,9 +151,37 @@ function runMeasures(isPair) {
 /** A square a unit: steps along, ranks down. */
 function unitStrip() {
   if (about.labels.length < 2 || about.labels.length > 4000) return null;
-  return el("div", { class: "strip" }, about.labels.map((label, at) => el("button", {
-    class: `cell tone${unitTone(about.overviews[at])}`, title: label, "aria-label": label, onclick: () => showUnit(at),
-  })));
+  const places = new Map(about.labels.map((label, at) => [at, placeInRun(label)]));
+  const lines = [...new Set([...places.values()].map(({ line }) => line))];
+  const steps = [...new Set([...places.values()].map(({ step }) => step))];
+  const grid = el("div", { class: "strip" });
+  grid.style.gridTemplateColumns = `max-content repeat(${steps.length}, 16px)`;
+  lines.forEach((line, row) => grid.append(inGrid(el("span", { class: "dim" }, name(line)), row, 0)));
+  for (const [at, { line, step }] of places)
+    grid.append(inGrid(unitCell(at), lines.indexOf(line), steps.indexOf(step) + 1));
+  return el("div", { class: "scroll" }, grid);
+}
+
+/** Step and the rest of a unit's label: `graph/step3/rank0`. */
+function placeInRun(label) {
+  const found = /^(.*?)step(\d+)\/(.*)$/s.exec(label);
+  return found ? { step: Number(found[2]), line: found[1] + found[3] } : { step: -1, line: label };
+}
+
+function inGrid(element, row, columnAt) {
+  element.style.gridRow = String(row + 1);
+  element.style.gridColumn = String(columnAt + 1);
+  return element;
+}
+
+function unitCell(at) {
+  const label = about.labels[at];
+  return el("button", {
+    class: `cell tone${unitTone(about.overviews[at])}${at === current.at ? " chosen" : ""}`,
+    title: label,
+    "aria-label": label,
+    onclick: () => showUnit(at),
+  });
 }
 
 function unitTone(row) {
@@ -110,10 +192,29 @@ function unitTone(row) {
 }
 
 function drawLegend() {
-  const words = about.kind === "comparison" ?
-    [[FINE, "same"], [CLOSE, "close"], [ODD, "< 1 %"], [BAD, "< 10 %"], [WORSE, "beyond"], [WORST, "NaN, shape"], [ALONE, "one side"]] :
-    [[FINE, "fine"], [CLOSE, "all zero, −∞"], [ODD, "near overflow"], [WORSE, "∞"], [WORST, "NaN"], [UNKNOWN, "no numbers"]];
-  replaceAll("legend", words.map(([tone, word]) => el("span", {}, toneDot(tone), word)));
+  const words =
+    about.kind === "comparison"
+      ? [
+          [FINE, "same"],
+          [CLOSE, "close"],
+          [ODD, "< 1 %"],
+          [BAD, "< 10 %"],
+          [WORSE, "beyond"],
+          [WORST, "NaN, shape"],
+          about.ignoreMissing ? [UNKNOWN, "one side, not compared"] : [ALONE, "one side"],
+        ]
+      : [
+          [FINE, "fine"],
+          [CLOSE, "all zero, −∞"],
+          [ODD, "near overflow"],
+          [WORSE, "∞"],
+          [WORST, "NaN"],
+          [UNKNOWN, "no numbers"],
+        ];
+  replaceAll(
+    "legend",
+    words.map(([tone, word]) => el("span", {}, toneDot(tone), word)),
+  );
 }
 
 /** Ask a server for the overview of each unit, one after the other. */

@@ -7,7 +7,12 @@ const MEASURES = {
   min: { title: "min", log: false, of: (unit, row, side) => statistic(unit, row, "min", side) },
   mean: { title: "mean", log: false, of: (unit, row, side) => statistic(unit, row, "mean", side) },
 };
-const ERROR_MEASURE = { title: "relative error", log: true, single: true, of: (unit, row) => unit.columns.severity[row] };
+const ERROR_MEASURE = {
+  title: "relative error",
+  log: true,
+  single: true,
+  of: (unit, row) => unit.columns.severity[row],
+};
 
 const SLOTS = {
   output: { title: "outputs", has: (slot) => slot === "output" },
@@ -32,17 +37,41 @@ function measuresOf(unit) {
 function drawChartBox() {
   const { unit } = chart;
   if (!unit.owners.length) return replaceAll("layers");
-  const pick = (key, label, options) => el("select", { "aria-label": label, onchange: (event) => {
-    chart[key] = event.target.value;
-    collectPoints();
-  } }, options.map(([value, text]) => el("option", { value, selected: chart[key] === value }, text)));
+  const pick = (key, label, options) =>
+    el(
+      "select",
+      {
+        "aria-label": label,
+        onchange: (event) => {
+          chart[key] = event.target.value;
+          collectPoints();
+        },
+      },
+      options.map(([value, text]) => el("option", { value, selected: chart[key] === value }, text)),
+    );
   const titled = (table) => Object.entries(table).map(([value, { title }]) => [value, title]);
-  replaceAll("layers", el("h2", {}, "Over the layers ",
-    pick("measure", "Statistic", titled(measuresOf(unit))), pick("slot", "Of what", titled(SLOTS)),
-    pick("stage", "Stage", [["forward", "forward"], ["backward", "backward"], ["", "both"]]),
-    pick("kind", "Kind", [["", "all calls"], ["module", "modules"], ["api", "functions"]]),
-    el("span", { id: "pointed", class: "dim" })),
-  el("canvas", { id: "chart", onmousemove: hoverChart, onmouseleave: () => pointAt(-1), onclick: clickChart }));
+  replaceAll(
+    "layers",
+    el(
+      "h2",
+      {},
+      "Over the layers ",
+      pick("measure", "Statistic", titled(measuresOf(unit))),
+      pick("slot", "Of what", titled(SLOTS)),
+      pick("stage", "Stage", [
+        ["forward", "forward"],
+        ["backward", "backward"],
+        ["", "both"],
+      ]),
+      pick("kind", "Kind", [
+        ["", "all calls"],
+        ["module", "modules"],
+        ["api", "functions"],
+      ]),
+      el("span", { id: "pointed", class: "dim" }),
+    ),
+    el("canvas", { id: "chart", onmousemove: hoverChart, onmouseleave: () => pointAt(-1), onclick: clickChart }),
+  );
   collectPoints();
 }
 
@@ -51,7 +80,10 @@ function collectPoints() {
   const { unit } = chart;
   const sides = chartSides();
   const slots = unit.columns.slot.texts.map(SLOTS[chart.slot].has);
-  chart.points = inOrder(unit).filter((node) => inChart(unit, node)).map((node) => pointOf(unit, node, sides, slots)).filter(Boolean);
+  chart.points = inOrder(unit)
+    .filter((node) => inChart(unit, node))
+    .map((node) => pointOf(unit, node, sides, slots))
+    .filter(Boolean);
   pointAt(-1);
   document.getElementById("pointed").textContent = counted(chart.points.length, "call") + ", in order of execution";
 }
@@ -100,9 +132,11 @@ const PAD = { left: 58, right: 10, top: 12, bottom: 8 };
 /** What turns values into heights: linear, or powers of ten. Zero and below have no logarithm and lie at the bottom. */
 function scaleOf(values, log, height) {
   const usable = values.filter((value) => Number.isFinite(value) && (!log || value > 0));
-  if (!usable.length) return { y: () => height - PAD.bottom, ticks: [] };
+  const outside = (value) => (value === Infinity || Number.isNaN(value) ? PAD.top : height - PAD.bottom);
+  if (!usable.length) return { y: outside, ticks: [] };
   const form = log ? Math.log10 : (value) => value;
-  let low = Infinity, high = -Infinity;
+  let low = Infinity,
+    high = -Infinity;
   for (const value of usable) {
     low = Math.min(low, form(value));
     high = Math.max(high, form(value));
@@ -110,8 +144,7 @@ function scaleOf(values, log, height) {
   if (high - low < 1e-9) [low, high] = [low - 0.5, high + 0.5];
   const room = height - PAD.top - PAD.bottom;
   const y = (value) => {
-    if (value === Infinity || Number.isNaN(value)) return PAD.top;
-    if (!Number.isFinite(value) || (log && value <= 0)) return height - PAD.bottom;
+    if (!Number.isFinite(value) || (log && value <= 0)) return outside(value);
     return PAD.top + (1 - (form(value) - low) / (high - low)) * room;
   };
   return { y, ticks: ticksOf(low, high, log) };
@@ -137,13 +170,19 @@ function themeColours() {
 function drawChart() {
   const canvas = document.getElementById("chart");
   if (!canvas) return;
-  const width = canvas.clientWidth, height = canvas.clientHeight, ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth,
+    height = canvas.clientHeight,
+    ratio = window.devicePixelRatio || 1;
   canvas.width = width * ratio;
   canvas.height = height * ratio;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   const { log } = measuresOf(chart.unit)[chart.measure];
-  const scale = scaleOf(chart.points.flatMap((point) => point.values.filter((value) => value !== null)), log, height);
+  const scale = scaleOf(
+    chart.points.flatMap((point) => point.values.filter((value) => value !== null)),
+    log,
+    height,
+  );
   const colour = themeColours();
   drawGrid(pen, scale, width, colour);
   const place = (at) => PAD.left + ((at + 0.5) / chart.points.length) * (width - PAD.left - PAD.right);
@@ -171,7 +210,10 @@ function drawLine(pen, which, place, scale, stroke) {
   pen.strokeStyle = stroke;
   pen.lineWidth = 1.2;
   pen.beginPath();
-  let column = -1, low = 0, high = 0, isFirst = true;
+  let column = -1,
+    low = 0,
+    high = 0,
+    isFirst = true;
   const flush = () => {
     if (column < 0) return;
     if (isFirst) pen.moveTo(column, low);
@@ -187,7 +229,8 @@ function drawLine(pen, which, place, scale, stroke) {
       [column, isFirst] = [-1, true];
       return;
     }
-    const x = chart.points.length > 1500 ? Math.round(place(at)) : place(at), y = scale.y(value);
+    const x = chart.points.length > 1500 ? Math.round(place(at)) : place(at),
+      y = scale.y(value);
     if (x !== column) {
       flush();
       [column, low, high] = [x, y, y];

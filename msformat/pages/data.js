@@ -1,16 +1,23 @@
 // Columns of a unit, taken apart, and where they come from.
 
 const TYPES = {
-  u1: Uint8Array, i1: Int8Array, u2: Uint16Array, i2: Int16Array, u4: Uint32Array, i4: Int32Array,
-  f4: Float32Array, f8: Float64Array,
+  u1: Uint8Array,
+  i1: Int8Array,
+  u2: Uint16Array,
+  i2: Int16Array,
+  u4: Uint32Array,
+  i4: Int32Array,
+  f4: Float32Array,
+  f8: Float64Array,
 };
 
 /** A packed column as a typed array. */
-function unpacked({ type, data }) {
+function unpacked({ type, data, repeat }) {
   const text = atob(data);
   const bytes = new Uint8Array(text.length);
   for (let at = 0; at < text.length; at += 1) bytes[at] = text.charCodeAt(at);
-  return new TYPES[type](bytes.buffer);
+  const values = new TYPES[type](bytes.buffer);
+  return repeat ? new TYPES[type](repeat).fill(values[0]) : values;
 }
 
 /** A column of numbers, or of texts as `{codes, texts}`. */
@@ -62,7 +69,14 @@ function addTree(unit) {
 }
 
 // How bad something is: a colour and a word. 0 says nothing, 3 and more are worth a look.
-const UNKNOWN = 0, FINE = 1, CLOSE = 2, ODD = 3, BAD = 4, WORSE = 5, WORST = 6, ALONE = 7;
+const UNKNOWN = 0,
+  FINE = 1,
+  CLOSE = 2,
+  ODD = 3,
+  BAD = 4,
+  WORSE = 5,
+  WORST = 6,
+  ALONE = 7;
 
 const HEALTH_TONE = [UNKNOWN, FINE, CLOSE, CLOSE, ODD, WORSE, WORST];
 const HEALTH_WORD = ["no statistics", "fine", "all zero", "−∞ (a mask?)", "near overflow", "∞", "NaN"];
@@ -159,7 +173,8 @@ function statistic(unit, row, which, side = "") {
 
 /** The largest magnitude of a tensor, null where the dump does not say. */
 function magnitude(unit, row, side = "") {
-  const high = statistic(unit, row, "max", side), low = statistic(unit, row, "min", side);
+  const high = statistic(unit, row, "max", side),
+    low = statistic(unit, row, "min", side);
   return high === null || low === null ? null : Math.max(Math.abs(high), Math.abs(low));
 }
 
@@ -192,7 +207,8 @@ function embeddedSource(about) {
 async function embeddedSeries(about, unitAt, at, row) {
   const own = await unitAt(at);
   const key = keyOf(own, own.owners[row]);
-  const slot = textAt(own.columns.slot, row), path = textAt(own.columns.path, row);
+  const slot = textAt(own.columns.slot, row),
+    path = textAt(own.columns.path, row);
   const points = [];
   for (let other = 0; other < about.labels.length; other += 1) {
     const unit = await unitAt(other);
@@ -224,7 +240,10 @@ function servedSource() {
     unit: (at) => {
       if (!units.has(at)) {
         if (units.size > 3) units.delete(units.keys().next().value);
-        units.set(at, ask(`unit/${at}`).then(unitOf));
+        const asked = ask(`unit/${at}`).then(unitOf);
+        // What failed may be asked for again.
+        asked.catch(() => units.delete(at));
+        units.set(at, asked);
       }
       return units.get(at);
     },

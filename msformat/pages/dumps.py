@@ -85,6 +85,7 @@ class DumpPages:
             "gradientNorm": number(gradient_norm(unit.columns["slot"], _numbers(unit.columns["norm"]))),
             "largest": float(finite.max()) if finite.size else None,
             "first": _first_trouble(unit),
+            "notes": [shortened(note, 1000) for note in unit.notes],
         }
 
     def unit(self, at: int) -> UnitPage:
@@ -113,7 +114,9 @@ class DumpPages:
             table = _table_of(unit, keys, self._patterns)
             order = {key: place for place, key in enumerate(unit)}
             unit.stack("")
-        notes = dict.fromkeys([*unit.problems, *(str(warning.message) for warning in said)])
+        incomplete = [] if unit.complete else [f"not complete: {unit.incomplete_reason}"]
+        problems = [text for text in unit.problems if text != unit.incomplete_reason]
+        notes = dict.fromkeys([*incomplete, *problems, *(str(warning.message) for warning in said)])
         owners, sorting = _owners(table, keys)
         columns = _tensor_columns(table, sorting)
         return UnitPage(
@@ -163,11 +166,9 @@ def _table_of(unit: Unit, keys: Sequence[str], patterns: Sequence[str]) -> Table
 
 
 def _facts(unit: Unit) -> dict[str, str]:
-    """Framework, level, task and store of a unit; why it is not complete."""
+    """Framework, level, task and store of a unit."""
     header = unit.header
     facts = {"framework": header.framework, "level": header.level, "task": header.task, "store": unit.backend}
-    if unit.incomplete_reason is not None:
-        facts["not complete"] = unit.incomplete_reason
     return {name: value for name, value in facts.items() if value}
 
 

@@ -45,14 +45,18 @@ class Texts:
         return {"text": packed(np.fromiter(map(self.number, texts), dtype=np.int64))}
 
 
-def packed(values: NDArray[Any] | Sequence[int]) -> dict[str, str]:
+def packed(values: NDArray[Any] | Sequence[int]) -> dict[str, Any]:
     """Numbers as the narrowest little-endian type that holds them, in base64: ``{"type": "u2", "data": "AAEC…"}``.
 
     Floating point becomes float32 where that leaves seven digits of every value, else float64. NaN and infinities stay.
+    Of a column that holds one value only, ``data`` is that value and ``repeat`` says how often.
     """
     array = np.asarray(values)
     kind = _float_type(array) if array.dtype.kind == "f" else _integer_type(array)
     data = np.ascontiguousarray(array, dtype=f"<{kind}").tobytes()
+    width = int(kind[1])
+    if len(array) > 1 and data == data[:width] * len(array):
+        return {"type": kind, "data": base64.b64encode(data[:width]).decode("ascii"), "repeat": len(array)}
     return {"type": kind, "data": base64.b64encode(data).decode("ascii")}
 
 

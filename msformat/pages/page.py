@@ -41,7 +41,7 @@ class PageReport:
     left_out
         What there was no room for, in sentences.
     problems
-        Units that could not be read, in sentences.
+        What could not be read, or not all of it, in sentences.
     overviews
         Of each unit, as in the page.
     """
@@ -83,7 +83,7 @@ def write_page(
     page = _page(_title(about), "\n".join(data), served=False).encode()
     with output_file(path) as stream:
         stream.write(page)
-    problems = tuple(f"{label}: {row['problem']}" for label, row in _unreadable(source, overviews))
+    problems = tuple(_problems(source, overviews))
     return PageReport(len(page), tuple(left_out), problems, tuple(overviews))
 
 
@@ -101,8 +101,10 @@ def _title(about: dict[str, Any]) -> str:
     return " against ".join(about["sides"])
 
 
-def _unreadable(source: PageSource, overviews: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    return ((label, row) for label, row in zip(source.labels, overviews, strict=True) if row.get("problem"))
+def _problems(source: PageSource, overviews: list[dict[str, Any]]) -> Iterator[str]:
+    for label, row in zip(source.labels, overviews, strict=True):
+        texts = [row["problem"]] if row.get("problem") else row["notes"]
+        yield from (f"{label}: {text}" for text in texts)
 
 
 def _tell(tell: Tell | None, label: str) -> None:

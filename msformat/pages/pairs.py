@@ -100,6 +100,7 @@ class ComparisonPages:
             "gradientNormB": _gradient_norm(unit, "b_"),
             "first": self._described(found.divergence),
             "firstBits": self._described(found.first_bits),
+            "notes": [shortened(text, 1000) for text in found.problems],
         }
 
     def unit(self, at: int) -> UnitPage:
@@ -218,29 +219,27 @@ def _columns(tensors: Sequence[TensorResult]) -> dict[str, Column]:
 
 
 def _side_columns(prefix: str, sides: Sequence[TensorSide | None]) -> dict[str, Column]:
-    statistics = np.array([_statistics(side) for side in sides], dtype=np.float64).reshape(len(sides), len(STATISTICS))
-    lacking = np.array([_lacking(side) for side in sides], dtype=np.uint8)
+    found = [_statistics(side) for side in sides]
+    statistics = np.array(found, dtype=np.float64).reshape(len(sides), len(STATISTICS))
     return {
         f"{prefix}dtype": [side.dtype or "?" if side else "" for side in sides],
         f"{prefix}shape": [f"[{', '.join(map(str, side.shape))}]" if side else "" for side in sides],
-        f"{prefix}absent": lacking,
+        f"{prefix}absent": np.array([_lacking(values) for values in found], dtype=np.uint8),
         **{f"{prefix}{name}": statistics[:, at] for at, name in enumerate(STATISTICS.values())},
     }
 
 
-def _statistics(side: TensorSide | None) -> list[float]:
-    if side is None or side.stats is None:
-        return [np.nan] * len(STATISTICS)
-    found = [number_of(getattr(side.stats, name)) for name in STATISTICS.values()]
-    return [np.nan if value is None else value for value in found]
+def _statistics(side: TensorSide | None) -> tuple[float | None, ...]:
+    """Max, Min, Mean and Norm; None for what is null or missing."""
+    stats = side.stats if side is not None else None
+    if stats is None:
+        return (None,) * len(STATISTICS)
+    return number_of(stats.max), number_of(stats.min), number_of(stats.mean), number_of(stats.norm)
 
 
-def _lacking(side: TensorSide | None) -> int:
+def _lacking(values: Sequence[float | None]) -> int:
     """A bit for each statistic that is null or missing, as :mod:`msformat.pages.dumps` has them."""
-    if side is None or side.stats is None:
-        return (1 << len(STATISTICS)) - 1
-    absent = (number_of(getattr(side.stats, name)) is None for name in STATISTICS.values())
-    return sum(1 << at for at, is_absent in enumerate(absent) if is_absent)
+    return sum(1 << at for at, value in enumerate(values) if value is None)
 
 
 def _below(name: str, key: str) -> str:
@@ -291,7 +290,7 @@ def _points(unit: UnitResult, key: str, name: str) -> Iterator[dict[str, Any]]:
             if tensor.name == name:
                 sides = (("", tensor.a), ("b_", tensor.b))
                 values = {
-                    f"{prefix}{statistic}": number(value) if not np.isnan(value) or not _lacking(side) else None
+                    f"{prefix}{statistic}": number(value)
                     for prefix, side in sides
                     for statistic, value in zip(STATISTICS.values(), _statistics(side), strict=True)
                 }

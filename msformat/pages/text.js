@@ -75,8 +75,12 @@ function frameRow(text) {
 }
 
 function frameWords([, file, line, called, code]) {
-  return [name(called, { class: "function" }), " ", name(`${shortPath(file)}:${line}`, { class: "dim" }),
-    code ? el("code", {}, name(code)) : null];
+  return [
+    name(called, { class: "function" }),
+    " ",
+    name(`${shortPath(file)}:${line}`, { class: "dim" }),
+    code ? el("code", {}, name(code)) : null,
+  ];
 }
 
 function isLibrary(frame) {

@@ -20,6 +20,7 @@ function showTree(unit) {
 /** Find what the filters let through; null where they ask for nothing. */
 function applyFilters() {
   const { unit } = tree;
+  if (!unit) return;
   const wanted = filters.text || filters.trouble || filters.kind || filters.stage;
   tree.matches = wanted ? matching(unit, matcher(filters.text)) : null;
   layOut();
@@ -30,7 +31,10 @@ function applyFilters() {
 function matcher(text) {
   const lower = text.toLowerCase();
   if (!/[*?]/.test(lower)) return (key) => key.toLowerCase().includes(lower);
-  const escaped = lower.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*+/g, ".*").replace(/\?/g, ".");
+  const escaped = lower
+    .replace(/[.+^${}()|[\]\\]/g, "\\$&")
+    .replace(/\*+/g, ".*")
+    .replace(/\?/g, ".");
   const pattern = new RegExp(`^${escaped}$`, "s");
   return (key) => pattern.test(key.toLowerCase());
 }
@@ -71,8 +75,9 @@ function layOut() {
 function showCount() {
   const { unit, matches } = tree;
   const found = matches ? matches.reduce((sum, flag) => sum + (flag === 2 ? 1 : 0), 0) : unit.size;
-  const text = matches ? `${found.toLocaleString("en")} of ${counted(unit.size, "entry", "entries")}` :
-    counted(unit.size, "entry", "entries");
+  const text = matches
+    ? `${found.toLocaleString("en")} of ${counted(unit.size, "entry", "entries")}`
+    : counted(unit.size, "entry", "entries");
   replaceAll("count", text);
 }
 
@@ -101,16 +106,29 @@ function treeRow(node) {
   const row = el(
     "div",
     {
-      class: `row${node === tree.chosen ? " chosen" : ""}${dim ? " around" : ""}`, title: key, role: "treeitem",
-      "aria-level": unit.depths[node] + 1, "aria-selected": node === tree.chosen,
-      "aria-expanded": hasInner ? isOpen : null, onclick: () => choose(node),
+      class: `row${node === tree.chosen ? " chosen" : ""}${dim ? " around" : ""}`,
+      title: key,
+      role: "treeitem",
+      "aria-level": unit.depths[node] + 1,
+      "aria-selected": node === tree.chosen,
+      "aria-expanded": hasInner ? isOpen : null,
+      onclick: () => choose(node),
     },
-    el("span", { class: "twisty", onclick: (event) => toggle(event, node) }, hasInner && !tree.matches ? (isOpen ? "▾" : "▸") : ""),
+    el(
+      "span",
+      { class: "twisty", onclick: (event) => toggle(event, node) },
+      hasInner && !tree.matches ? (isOpen ? "▾" : "▸") : "",
+    ),
     toneDot(hasInner && !isOpen ? Math.max(unit.nodeTones[node], unit.worstBelow[node]) : unit.nodeTones[node]),
     ...labelOf(key),
     el("span", { class: "spring" }),
-    hasInner && unit.below[node] ? el("span", { class: "pill", title: "troubled entries inside" },
-      `${unit.below[node].toLocaleString("en")} inside`) : null,
+    hasInner && unit.below[node]
+      ? el(
+          "span",
+          { class: "pill", title: "troubled entries inside" },
+          `${unit.below[node].toLocaleString("en")} inside`,
+        )
+      : null,
     ...nodeNumber(node),
   );
   row.style.paddingLeft = `${4 + Math.min(unit.depths[node], 24) * 14}px`;
@@ -126,7 +144,12 @@ function labelOf(key) {
   const { kind, prefix, path, cls, stage, index } = parsedKey(key);
   const [before, last] = kind === "other" ? ["", path] : headAndTail(path || cls);
   return [
-    el("span", { class: "label" }, name(`${kind === "api" ? `${prefix}.` : ""}${before}`, { class: "dim" }), name(last, { class: kind })),
+    el(
+      "span",
+      { class: "label" },
+      name(`${kind === "api" ? `${prefix}.` : ""}${before}`, { class: "dim" }),
+      name(last, { class: kind }),
+    ),
     cls && path ? name(cls, { class: "class" }) : null,
     index && index !== "0" ? el("span", { class: "dim" }, `#${index}`) : null,
     stage ? el("span", { class: `badge ${stage}`, title: stage }, stageLetter(stage)) : null,
@@ -149,6 +172,8 @@ function stageLetter(stage) {
 function nodeNumber(node) {
   const { unit } = tree;
   const tone = unit.nodeTones[node];
+  const verdict = unit.nodes.verdict?.[node];
+  if (tone < ODD && (verdict === 3 || verdict === 4)) return [el("span", { class: "dim" }, VERDICT_WORD[verdict])];
   if (tone < ODD) return [];
   return [el("span", { class: `pill tone${tone}` }, nodeWord(unit, node))];
 }
@@ -198,6 +223,7 @@ function reveal(node) {
 
 /** Arrow keys walk the tree. */
 function treeKey(event) {
+  if (!tree.shown.length) return;
   const at = tree.shown.indexOf(tree.chosen);
   const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: 20, PageUp: -20 };
   if (event.key in moves) {
@@ -223,16 +249,37 @@ function drawFilters() {
     document.getElementById("tree").scrollTop = 0;
     applyFilters();
   };
-  const choice = (key, label, options) => el("select", { "aria-label": label, onchange: changed(key, (t) => t.value) },
-    Object.entries(options).map(([value, text]) => el("option", { value, selected: filters[key] === value }, text)));
-  const search = el("input", { type: "search", id: "search", placeholder: "Search: part of a name, or *.norm.*   ( / )",
-    "aria-label": "Search", oninput: changed("text", (t) => t.value) });
+  const choice = (key, label, options) =>
+    el(
+      "select",
+      { "aria-label": label, onchange: changed(key, (t) => t.value) },
+      Object.entries(options).map(([value, text]) => el("option", { value, selected: filters[key] === value }, text)),
+    );
+  const search = el("input", {
+    type: "search",
+    id: "search",
+    placeholder: "Search: part of a name, or *.norm.*   ( / )",
+    "aria-label": "Search",
+    oninput: changed("text", (t) => t.value),
+  });
   search.value = filters.text;
   const trouble = el("input", { type: "checkbox", onchange: changed("trouble", (t) => t.checked) });
   trouble.checked = filters.trouble;
-  replaceAll("filters", search, el("div", { class: "line" },
-    el("label", {}, trouble, "only trouble"),
-    choice("kind", "Kind", { "": "all kinds", module: "modules", api: "functions", other: "others" }),
-    choice("stage", "Stage", { "": "all stages", forward: "forward", backward: "backward", parameters_grad: "gradients" }),
-    el("span", { id: "count", class: "dim" })));
+  replaceAll(
+    "filters",
+    search,
+    el(
+      "div",
+      { class: "line" },
+      el("label", {}, trouble, "only trouble"),
+      choice("kind", "Kind", { "": "all kinds", module: "modules", api: "functions", other: "others" }),
+      choice("stage", "Stage", {
+        "": "all stages",
+        forward: "forward",
+        backward: "backward",
+        parameters_grad: "gradients",
+      }),
+      el("span", { id: "count", class: "dim" }),
+    ),
+  );
 }

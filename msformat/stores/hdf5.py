@@ -49,7 +49,7 @@ from msformat.stores.hdf5_layout import (
     write_attribute,
 )
 from msformat.stores.hdf5_paged import PagedFile
-from msformat.stores.hdf5_read import PackedChunks, check_dataset, read_region
+from msformat.stores.hdf5_read import OpenDataset
 
 __all__ = ["Hdf5Store"]
 
@@ -59,21 +59,20 @@ _NEAR_CANDIDATES = 2000
 
 
 class _Hdf5Tensor(StoredTensor):
-    __slots__ = ("_checked", "_digest", "_packed", "_store")
+    __slots__ = ("_described", "_digest", "_store")
 
-    def __init__(self, store: Hdf5Store, key: str, dtype: DType, shape: tuple[int, ...]) -> None:
+    def __init__(self, store: Hdf5Store, key: str, described: guard.Described) -> None:
         self._store = store
-        self._checked = False
-        self._packed: PackedChunks | None = None
+        self._described = described
         self._digest: str | None = None
-        super().__init__(key, dtype, shape)
+        super().__init__(key, described.dtype, described.shape)
 
     @property
     def digest(self) -> str | None:
         """Read on first use: most readers never ask."""
         if self._digest is None:
             with guard.named_errors(self._store._label(self.key), CorruptTensorError):
-                self._digest = guard.read_text_attribute(self._store._dataset(self.key), b"xxh3_128")
+                self._digest = guard.read_text_attribute(self._store._opened(self.key).dataset, b"xxh3_128")
         return self._digest
 
     @digest.setter
@@ -84,15 +83,13 @@ class _Hdf5Tensor(StoredTensor):
     def identity(self) -> Hashable:
         """The address of the dataset: names are hard links."""
         with guard.named_errors(self._store._label(self.key), CorruptTensorError):
-            return int(guard.load_h5py().h5o.get_info(self._store._dataset(self.key)).addr)
+            return int(guard.load_h5py().h5o.get_info(self._store._opened(self.key).dataset).addr)
 
     def _read(self, region: Region) -> NDArray[Any]:
-        dataset = self._store._dataset(self.key)
-        label = self._store._label(self.key)
-        if not self._checked:
-            self._packed = check_dataset(dataset, self.dtype.storage, self._store._file_size(), label)
-            self._checked = True
-        return read_region(dataset, region, self.dtype, label, self._packed, self._store._pipeline)
+        found, label = self._store._opened(self.key), self._store._label(self.key)
+        if found.described != self._described:
+            raise StoreError(f"{label}: the file has another tensor of this name than when it was looked up")
+        return found.read(region, self._store._file_size(), label, self._store._pipeline)
 
 
 class Hdf5Store(Store):
@@ -109,7 +106,7 @@ class Hdf5Store(Store):
         self._filter: ChunkFilter | None = choose_filter(parse_compression(self.options.compression))
         self._closed = False
         self._failed: str | None = None
-        self._recent: tuple[str, Any] | None = None
+        self._recent: OpenDataset | None = None
         self._paged: PagedFile | None = None
         self._file: Any = None
         self._pid = os.getpid()
@@ -214,27 +211,24 @@ class Hdf5Store(Store):
                 return dataset
         return None
 
-    def _dataset(self, key: str) -> Any:
+    def _opened(self, key: str) -> OpenDataset:
         """The dataset of a key, ready to be read. The last one stays open, for its cache of chunks."""
         self._ensure_open()
         self._guarded(self._pipeline.drain)
         recent = self._recent  # another reading thread may replace it meanwhile
-        if recent is not None and recent[0] == key:
-            return recent[1]
+        return recent if recent is not None and recent.key == key else self._look_up(key)
+
+    def _look_up(self, key: str) -> OpenDataset:
         dataset = self._find(key)
         if dataset is None:
             raise TensorNotFoundError(key, self.location, self._near(key))
-        self._recent = (key, dataset)
-        return dataset
+        found = OpenDataset(key, dataset, guard.describe(dataset, self._label(key)))
+        self._recent = found
+        return found
 
     def get(self, key: str) -> StoredTensor:
         self._ensure_open()
-        dataset = self._find(key)
-        if dataset is None:
-            raise TensorNotFoundError(key, self.location, self._near(key))
-        dtype, shape = guard.dataset_dtype(dataset, self._label(key))
-        self._recent = (key, dataset)
-        return _Hdf5Tensor(self, key, dtype, shape)
+        return _Hdf5Tensor(self, key, self._look_up(key).described)
 
     def _near(self, key: str) -> list[str]:
         keys = list(self.keys())

@@ -41,19 +41,21 @@ class Document:
     """
 
     def __init__(self, dataset: Any, file_size: int, label: str) -> None:
-        dtype, shape = guard.dataset_dtype(dataset, label)
-        if dtype is not _UINT8 or len(shape) != 1:
+        described = guard.describe(dataset, label)
+        if described.dtype is not _UINT8 or len(described.whole) != 1:
             raise StoreError(f"{label}: is no row of bytes")
-        self._packed: PackedChunks | None = check_dataset(dataset, dtype.storage, file_size, label)
-        check_document(shape[0], dataset.get_storage_size, label)
+        self.length = int(described.whole[0])
+        self._packed: PackedChunks | None = check_dataset(dataset, described, file_size, label)
+        check_document(self.length, dataset.get_storage_size, label)
         self._dataset = dataset
+        self._described = described
         self._label = label
-        self.length = int(shape[0])
 
     def read(self, pipeline: ChunkPipeline) -> ReadOnlyBuffer:
         """All of it."""
         whole = Region((slice(0, self.length, 1),), (slice(None),))
-        return read_region(self._dataset, whole, _UINT8, self._label, self._packed, pipeline).data.toreadonly()
+        bits = read_region(self._dataset, self._described, whole, self._label, self._packed, pipeline)
+        return bits.data.toreadonly()
 
     def seal(self, pipeline: ChunkPipeline) -> str:
         """A digest of its chunks as they are packed; of its bytes, where they are not."""

@@ -8,14 +8,15 @@ zeros without a word.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,10 @@ from msformat.errors import (
 from msformat.stores.hdf5_paged import LOCK_ADVICE
 
 __all__ = [
+    "Described",
     "check_backing",
     "check_regular",
-    "dataset_dtype",
+    "describe",
     "escape",
     "find_groups",
     "library_lock",
@@ -55,6 +57,7 @@ _DEFLATE_RATIO = 1040
 # blosc and scale-offset keep a constant chunk in some thirty bytes.
 _ANY_RATIO = 1 << 20
 _GROUP_DEPTH = 4
+_COMPLAINTS = (OSError, RuntimeError, ValueError, KeyError, TypeError)
 _PLUGIN_ADVICE = "pip install hdf5plugin brings the usual ones"
 
 
@@ -83,15 +86,23 @@ def library_lock() -> Any:
     return import_module("h5py._objects").phil
 
 
-@contextlib.contextmanager
-def named_errors(what: str, kind: type[MsformatError] = StoreError) -> Iterator[None]:
+class named_errors:  # noqa: N801 (used as contextlib's functions are; a generator would cost as much as a call of HDF5)
     """Turn HDF5's complaints, of which a broken file has many kinds, into one of ours that says where."""
-    try:
-        yield
-    except MsformatError:
-        raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise kind(f"{what}: {error}") from error
+
+    __slots__ = ("_kind", "_what")
+
+    def __init__(self, what: str, kind: type[MsformatError] = StoreError) -> None:
+        self._what = what
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, _COMPLAINTS) and not isinstance(error, MsformatError):
+            raise self._kind(f"{self._what}: {error}") from error
 
 
 # --- link names ------------------------------------------------------------------------------------------------------
@@ -244,8 +255,32 @@ def read_text_attribute(dataset: Any, name: bytes) -> str | None:
     return bytes(out[()]).decode("utf-8", "replace")
 
 
-def dataset_dtype(dataset: Any, label: str) -> tuple[DType, tuple[int, ...]]:
-    """Element type and logical shape of a dataset.
+@dataclass(slots=True)
+class Described:
+    """What HDF5 said of a dataset. It is asked once: each answer takes as long as to read a small tensor.
+
+    Attributes
+    ----------
+    dtype
+        Logical element type.
+    whole
+        Shape as stored, with the lanes axis.
+    itemsize
+        Bytes of an element as stored.
+    """
+
+    dtype: DType
+    whole: tuple[int, ...]
+    itemsize: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.dtype.logical_shape(self.whole)
+
+
+def describe(dataset: Any, label: str) -> Described:
+    """Element type and shape of a dataset.
 
     Raises
     ------
@@ -255,7 +290,8 @@ def dataset_dtype(dataset: Any, label: str) -> tuple[DType, tuple[int, ...]]:
         A type that holds references, objects or variable-length data, or that numpy does not know.
     """
     with named_errors(f"{label}: stored type cannot be read", DTypeError):
-        stored, shape = dataset.dtype, dataset.shape
+        kind, shape = dataset.get_type(), dataset.shape
+        stored, itemsize = _numpy_type(kind.encode()), kind.get_size()
         declared = read_text_attribute(dataset, b"dtype")
     if shape is None:
         raise CorruptTensorError(f"{label}: has a null dataspace")
@@ -269,7 +305,14 @@ def dataset_dtype(dataset: Any, label: str) -> tuple[DType, tuple[int, ...]]:
         raise CorruptTensorError(f"{label}: attribute dtype says {declared}, but {stored} are stored")
     if dtype.lanes > 1 and shape[-1:] != (dtype.lanes,):
         raise CorruptTensorError(f"{label}: {declared} needs a last axis of {dtype.lanes}, but the shape is {shape}")
-    return dtype, dtype.logical_shape(shape)
+    return Described(dtype, shape, itemsize)
+
+
+@lru_cache(maxsize=64)
+def _numpy_type(encoded: bytes) -> np.dtype[Any]:
+    """The numpy type of an HDF5 type: most datasets have one of few, and h5py takes it apart each time."""
+    found: np.dtype[Any] = load_h5py().h5t.decode(encoded).dtype
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -281,13 +324,13 @@ def _plain_dtype(stored: np.dtype[Any]) -> DType:
     return dtype
 
 
-def check_backing(dataset: Any, file_size: int, label: str) -> tuple[Any, Any]:
+def check_backing(dataset: Any, described: Described, file_size: int, label: str) -> Any:
     """Make sure that the stored bytes can back the declared shape, before anything of its size is allocated.
 
     Returns
     -------
-    plan, kind
-        The dataset's creation property list and its type: asking for them again would cost as much as a small read.
+    plan
+        The dataset's creation property list: asking for it again would cost as much as a small read.
 
     Raises
     ------
@@ -299,12 +342,12 @@ def check_backing(dataset: Any, file_size: int, label: str) -> tuple[Any, Any]:
         Compressed with a filter that is not installed.
     """
     with named_errors(label, CorruptTensorError):
-        plan, kind = dataset.get_create_plist(), dataset.get_type()
-        _check_backing(dataset, plan, kind.get_size(), file_size, label)
-    return plan, kind
+        plan = dataset.get_create_plist()
+        _check_backing(dataset, plan, described, file_size, label)
+    return plan
 
 
-def _check_backing(dataset: Any, plan: Any, itemsize: int, file_size: int, label: str) -> None:
+def _check_backing(dataset: Any, plan: Any, described: Described, file_size: int, label: str) -> None:
     h5py = load_h5py()
     layout = plan.get_layout()
     if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
@@ -312,14 +355,13 @@ def _check_backing(dataset: Any, plan: Any, itemsize: int, file_size: int, label
     if layout == h5py.h5d.CONTIGUOUS and plan.get_external_count():
         raise UnsafeInputError(f"{label}: its data lie in another file")
     stored = dataset.get_storage_size()
-    shape = dataset.shape  # a new dataspace at each look
-    wanted = math.prod(shape) * itemsize
+    wanted = math.prod(described.whole) * described.itemsize
     if wanted == 0:
         return
     if stored > file_size:
         raise CorruptTensorError(f"{label}: declares {stored} stored bytes in a file of {file_size}")
     if layout == h5py.h5d.CHUNKED:
-        _check_chunks(dataset, plan, shape, itemsize, stored, label)
+        _check_chunks(dataset, plan, described.whole, described.itemsize, stored, label)
     elif stored < wanted:
         raise CorruptTensorError(f"{label}: declares {wanted} bytes, but {stored} are stored")
 

@@ -15,6 +15,7 @@ from msformat.atomic import fsync_directory, temporary_sibling
 from msformat.errors import StoreError
 from msformat.filesystem import is_url, open_filesystem
 from msformat.stores import hdf5_guard as guard
+from msformat.stores.farblocks import FarFile
 from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
 from msformat.stores.hdf5_forks import close_in_children
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
@@ -45,7 +46,8 @@ def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
     try:
         if is_url(location):
             parent, _, name = location.rpartition("/")
-            return close_in_children(h5py.File(open_filesystem(parent).open(name), "r")), None
+            far = FarFile(open_filesystem(parent), name)
+            return close_in_children(h5py.File(far, "r")), None
         guard.check_regular(location)
         if has_pending_sync(location):
             paged = PagedFile(location, "r")

@@ -19,14 +19,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError
 from msformat.room import check_room
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.hdf5_chunks import UNPACK_ERRORS, ChunkPipeline, inflate
 
-__all__ = ["PackedChunks", "check_dataset", "read_region"]
+__all__ = ["OpenDataset", "PackedChunks", "check_dataset", "read_region"]
 
 _READ_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, TypeError, *UNPACK_ERRORS)
 
@@ -88,13 +87,41 @@ class PackedChunks:
             elements[:, number] = plane
 
 
-def check_dataset(dataset: Any, storage: np.dtype[Any], file_size: int, label: str) -> PackedChunks | None:
+@dataclass(slots=True)
+class OpenDataset:
+    """A tensor's dataset that is open. It is checked in front of its first read.
+
+    Attributes
+    ----------
+    key
+        Of the tensor.
+    dataset
+        In h5py's low-level terms.
+    described
+        What it is.
+    """
+
+    key: str
+    dataset: Any
+    described: guard.Described
+    _packed: PackedChunks | None = None
+    _is_checked: bool = False
+
+    def read(self, region: Region, file_size: int, label: str, pipeline: ChunkPipeline) -> NDArray[Any]:
+        """Stored bits of a region. Raises as :func:`check_dataset` and :func:`read_region` do."""
+        if not self._is_checked:
+            self._packed = check_dataset(self.dataset, self.described, file_size, label)
+            self._is_checked = True
+        return read_region(self.dataset, self.described, region, label, self._packed, pipeline)
+
+
+def check_dataset(dataset: Any, described: guard.Described, file_size: int, label: str) -> PackedChunks | None:
     """Check a dataset before it is read, as :func:`msformat.stores.hdf5_guard.check_backing` does.
 
     Parameters
     ----------
-    storage
-        Type of the array that is read.
+    described
+        What :func:`msformat.stores.hdf5_guard.describe` found.
     file_size
         Bytes of the file.
 
@@ -103,15 +130,18 @@ def check_dataset(dataset: Any, storage: np.dtype[Any], file_size: int, label: s
     PackedChunks | None
         How its chunks are unpacked here; None where HDF5 has to do it.
     """
-    plan, kind = guard.check_backing(dataset, file_size, label)
+    plan = guard.check_backing(dataset, described, file_size, label)
     with guard.named_errors(label, CorruptTensorError):
-        return _packed_chunks(dataset, plan, kind, storage)
+        if plan.get_layout() != guard.load_h5py().h5d.CHUNKED:
+            return None
+        return _packed_chunks(dataset, plan, described)
 
 
-def _packed_chunks(dataset: Any, plan: Any, kind: Any, storage: np.dtype[Any]) -> PackedChunks | None:
+def _packed_chunks(dataset: Any, plan: Any, described: guard.Described) -> PackedChunks | None:
     h5py = guard.load_h5py()
-    if plan.get_layout() != h5py.h5d.CHUNKED or not hasattr(dataset, "read_direct_chunk"):
+    if not hasattr(dataset, "read_direct_chunk"):
         return None
+    storage, kind = described.dtype.storage, dataset.get_type()
     filters = [plan.get_filter(number) for number in range(plan.get_nfilters())]
     shuffled = len(filters) == 2 and filters[0][0] == h5py.h5z.FILTER_SHUFFLE
     if len(filters) != 1 + shuffled or filters[-1][0] != h5py.h5z.FILTER_DEFLATE:
@@ -120,7 +150,7 @@ def _packed_chunks(dataset: Any, plan: Any, kind: Any, storage: np.dtype[Any]) -
         return None
     if not any(kind == same for same in _file_types(storage)):
         return None
-    return PackedChunks(dataset.shape, tuple(plan.get_chunk()), storage.itemsize, shuffled)
+    return PackedChunks(described.whole, tuple(plan.get_chunk()), storage.itemsize, shuffled)
 
 
 @lru_cache(maxsize=64)
@@ -132,8 +162,8 @@ def _file_types(storage: np.dtype[Any]) -> tuple[Any, Any]:
 
 def read_region(
     dataset: Any,
+    described: guard.Described,
     region: Region,
-    dtype: DType,
     label: str,
     packed: PackedChunks | None,
     pipeline: ChunkPipeline,
@@ -144,6 +174,8 @@ def read_region(
     ----------
     dataset
         One that passed :func:`check_dataset`.
+    described
+        What that was told.
     packed
         What that returned.
     pipeline
@@ -155,28 +187,29 @@ def read_region(
         They cannot be read: a chunk does not unpack, or the file ends too early.
     """
     # What the file stores was checked against the shape before; what it unpacks to may still be more than memory.
-    check_room(math.prod(region.shape) * dtype.itemsize, label)
-    bits: NDArray[Any] = np.empty(dtype.stored_shape(region.shape), dtype.storage)
+    dtype, shape = described.dtype, region.shape
+    check_room(math.prod(shape) * dtype.itemsize, label)
+    bits: NDArray[Any] = np.empty(dtype.stored_shape(shape), dtype.storage)
     if bits.size == 0:
         return bits
     slices = (*region.slices, *((slice(0, dtype.lanes, 1),) if dtype.lanes > 1 else ()))
     try:
         if packed is None or not (bits.shape == packed.whole or _takes_most(slices, packed)):
-            _read_by_hdf5(dataset, slices, bits)
+            _read_by_hdf5(dataset, described.whole, slices, bits)
             return bits
         try:
             _read_packed(dataset, slices, bits, packed, pipeline)
         except _LeftToHdf5:
-            _read_by_hdf5(dataset, slices, bits)
+            _read_by_hdf5(dataset, described.whole, slices, bits)
     except _READ_ERRORS as error:
         raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
     return bits
 
 
-def _read_by_hdf5(dataset: Any, slices: tuple[slice, ...], bits: NDArray[Any]) -> None:
+def _read_by_hdf5(dataset: Any, whole: tuple[int, ...], slices: tuple[slice, ...], bits: NDArray[Any]) -> None:
     h5py = guard.load_h5py()
     memory = file = h5py.h5s.ALL
-    if bits.shape != dataset.shape:
+    if bits.shape != whole:
         file = dataset.get_space()
         file.select_hyperslab(tuple(s.start for s in slices), bits.shape, tuple(s.step for s in slices))
         memory = h5py.h5s.create_simple(bits.shape)

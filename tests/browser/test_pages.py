@@ -87,6 +87,23 @@ def test_steps_of_a_tensor(page: Page, tmp_path: Path) -> None:
     assert page.errors == []
 
 
+def test_a_square_a_unit(page: Page, tmp_path: Path) -> None:
+    root = write_network(tmp_path / "net", steps=3)
+    (root / "step2/rank0/dump.json").write_text("[]")
+    out = tmp_path / "a.html"
+    assert main(["report", str(root), "-o", str(out)]) == 1
+    page.open(out.as_uri())
+    assert "Worth knowing: 1 note" in page.text("#headline")
+    assert page.run("document.querySelectorAll('#run .cell').length") == 3
+    page.click("#run .cell[title='step1/rank0']")
+    page.wait("document.querySelector('#unit').value === '1'")
+    page.click("#run .cell[title='step2/rank0']")
+    page.wait("document.querySelector('#details').innerText.includes('dump.json')")
+    page.click("#run .cell[title='step0/rank0']")
+    page.wait(f"{ROWS} === 5")
+    assert page.errors == []
+
+
 def test_two_dumps_in_the_dark(page: Page, tmp_path: Path) -> None:
     bad, good = write_network(tmp_path / "bad", fault=1.3), write_network(tmp_path / "good")
     page.dark()

@@ -21,8 +21,8 @@ def run(command: list[str], place: Path, **environment: str) -> subprocess.Compl
 
 def plain_errors(text: str) -> str:
     """Without what the launcher says, and without the frames of ``runpy``, which are Python's own for ``-m``."""
-    kept = [line for line in text.splitlines() if not line.startswith("capture run:") and "<frozen runpy>" not in line]
-    return "\n".join(kept)
+    without = re.sub(r'  File "(?:<frozen runpy>|[^"]*runpy\.py)".*\n(?:    .*\n)?', "", text)
+    return "\n".join(line for line in without.splitlines() if not line.startswith("capture run:"))
 
 
 PROGRAMS = {

@@ -89,7 +89,9 @@ def write_hostile(root: Path) -> Path:
     }
     write_unit(root / "step0" / "rank0", data, framework=HOSTILE[0], level=HOSTILE[1], task=HOSTILE[2])
     keys = list(data)
-    (root / "step0" / "rank0" / "construct.json").write_text(json.dumps(dict.fromkeys(keys[1:], keys[0])))
+    (root / "step0" / "rank0" / "construct.json").write_text(
+        json.dumps({keys[0]: None, **dict.fromkeys(keys[1:], keys[0])})
+    )
     (root / "step0" / "rank0" / "stack.json").write_text(json.dumps({"0": [keys, list(HOSTILE)]}))
     return root
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from msformat.dtypes import dtype_from_numpy, dtype_named
-from msformat.errors import CorruptTensorError
+from msformat.errors import CorruptTensorError, StoreError
 from msformat.stores import hdf5, hdf5_chunks, hdf5_read
 from msformat.stores.base import StoreOptions
 from msformat.stores.codecs import chunk_shape
@@ -316,6 +316,19 @@ def test_what_waits_to_be_written_is_read(path: str) -> None:
             assert store.get(str(number)).bits().tobytes() == (array + number).astype(np.float32).tobytes()
 
 
+def test_another_file_in_its_place_is_not_read_as_what_was_looked_up(path: str) -> None:
+    """HDF5 would write all of the larger tensor behind the memory of the smaller one."""
+    for shape in ((8,), (1 << 20,)):
+        Path(path).unlink(missing_ok=True)
+        write(path, np.ones(shape, np.float32), shape)
+        if shape == (8,):
+            store = Hdf5Store(path)
+            tensor = store.get("x")
+            store._release(commit=False)  # as in a process that received the store; it opens the file anew
+    with store, pytest.raises(StoreError, match="another tensor of this name"):
+        tensor.bits()
+
+
 class Witness:
     """A dataset that notes whether other threads can be in HDF5 while it is asked."""
 
@@ -349,10 +362,10 @@ def test_one_thread_is_in_hdf5_at_a_time(path: str) -> None:
     store = Hdf5Store(path, mode="w", options=StoreOptions(threads=0))
     with store:
         store.put("x", array, FLOAT32)
-        tensor = store.get("x")
-        tensor.bits()
-        witness = Witness(store._dataset("x"))
-        packed = tensor._packed  # type: ignore[attr-defined]
+        store.get("x").bits()
+        found = store._opened("x")
+        witness, packed = Witness(found.dataset), found._packed
+        assert packed is not None
         slices, bits = (slice(0, 50_000, 1),), np.empty_like(array)
         hdf5_read._read_packed(witness, slices, bits, packed, store._pipeline)
         store._write_chunk(witness, (0,), hdf5_chunks.ChunkFilter(1, shuffle=True).pack(array.view(np.uint8), 4))

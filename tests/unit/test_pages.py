@@ -38,9 +38,9 @@ FORBIDDEN = (
 )  # fmt: skip
 
 
-def unpack(column: dict[str, str]) -> np.ndarray:
+def unpack(column: dict[str, Any]) -> np.ndarray:
     """A packed column, as its description says."""
-    return np.frombuffer(base64.b64decode(column["data"]), dtype=f"<{column['type']}")
+    return np.tile(np.frombuffer(base64.b64decode(column["data"]), dtype=f"<{column['type']}"), column.get("repeat", 1))
 
 
 def texts(unit: dict[str, Any], column: dict[str, Any]) -> list[str]:
@@ -68,6 +68,8 @@ def report(*arguments: object, out: Path) -> tuple[int, Parsed]:
         ([-1, 70000], "i4"),
         ([0.5, float("nan"), float("inf"), float("-inf")], "f4"),
         ([1e300], "f8"),
+        ([float("nan")] * 3, "f4"),
+        ([-7] * 5, "i1"),
         ([1e-300, 1.0], "f8"),
     ],
 )
@@ -268,13 +270,15 @@ def test_a_unit_that_cannot_be_read_is_named_and_the_others_shown(
     assert report(root, out=tmp_path / "a.html")[0] == 2
 
 
-def test_an_unfinished_dump_says_so(tmp_path: Path) -> None:
+def test_an_unfinished_dump_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = write_network(tmp_path / "net")
     document = root / "step0/rank0/dump.json"
     document.write_text(document.read_text()[:-400])
-    _, page = report(root, out=tmp_path / "a.html")
-    assert "not complete" in page.data()["unit-0"]["facts"]
-    assert page.data()["unit-0"]["notes"]
+    code, page = report(root, out=tmp_path / "a.html")
+    assert code == 1
+    assert "step0/rank0: not complete: " in capsys.readouterr().err
+    assert page.data()["unit-0"]["notes"][0].startswith("not complete: ")
+    assert page.data()["about"]["overviews"][0]["notes"] == page.data()["unit-0"]["notes"]
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

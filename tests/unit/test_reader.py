@@ -290,7 +290,7 @@ def test_mindspore_bfloat16_is_narrowed(tmp_path: Path) -> None:
     assert tensor.numpy().dtype == ml_dtypes.bfloat16
     assert np.array_equal(tensor.numpy().astype(np.float32), values)
     assert tensor.bits().dtype == np.uint16
-    assert tensor.to_torch().dtype == torch.bfloat16
+    assert torch.bfloat16 == tensor.to_torch().dtype  # torch first: without it, the test ends here
     assert tensor[0, 0].shape == ()
 
 
