@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, load_array
 from msformat.stores.zarr_read import ChunkCache, read_region
 
 __all__ = ["PlaceReader"]
+
+# A unit of ours has some dozen arrays of rows, and a pack for 4 MiB of small tensors.
+_METAS = 1024
 
 
 class PlaceReader:
@@ -33,7 +37,7 @@ class PlaceReader:
         self._fs = fs
         self._group = group
         self._cache = cache or ChunkCache()
-        # Of arrays with many tensors.
+        # Of arrays with many tensors; without attributes, of which a stranger's may be long.
         self._metas: dict[str, ArrayMeta] = {}
 
     def describe(self, key: str, place: Place) -> Place:
@@ -92,7 +96,9 @@ class PlaceReader:
             return known
         meta = load_array(self._fs, node)
         if meta is not None and meta.shape and (place.row is not None or place.pack is not None):
-            self._metas[node] = meta
+            if len(self._metas) >= _METAS:
+                self._metas.clear()
+            self._metas[node] = replace(meta, attributes={})
         return meta
 
     def read_packed(self, key: str, place: Place, dtype: DType) -> NDArray[Any]:

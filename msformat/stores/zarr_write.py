@@ -228,10 +228,13 @@ class ArrayWriter:
         return ArrayFile(path, [piece(*each) for each in chunks.items()], shard)
 
     def _shard(self, path: str, count: int, positions: Sequence[int]) -> Shard:
-        return FileShard(path, count, positions, self._files.append, begin=self._fsync)
+        return FileShard(path, count, positions, self._wrote, begin=self._fsync)
 
     def _write_file(self, path: str, data: ReadOnlyBuffer) -> None:
         write_atomic(path, data, fsync=False, begin=self._fsync)
+        self._wrote(path)
+
+    def _wrote(self, path: str) -> None:
         self._files.append(path)
 
     def _run(self, job: Job) -> None:
