@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
+.PHONY: env demo docs test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-matrix bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -61,6 +61,10 @@ $(PEER26_VENV)/.ready: pyproject.toml tests/peer/requirements-26.txt
 
 demo: env
 	$(BIN)/python -m tools.demo
+
+# The site, into build/site; a broken link or a page that is in no menu ends it.
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # torch and MindSpore bring libraries that do not agree: two processes.
 test: env lint test-mindspore

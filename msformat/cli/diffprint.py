@@ -38,6 +38,7 @@ def print_result(result: DiffResult, arguments: argparse.Namespace) -> None:
         print(plain(line))
     if arguments.rows:
         _print_tensors(result, arguments)
+    print()
     _print_counts(result)
 
 
@@ -124,7 +125,8 @@ def _print_tensors(result: DiffResult, arguments: argparse.Namespace) -> None:
     rows = [[*((unit.label,) if units else ()), *_cells(tensor)] for unit, _, tensor in islice(wanted, arguments.rows)]
     of = f"the {'worst' if arguments.sort == 'worst' else 'first'} {len(rows)} of {len(wanted)} tensors"
     what = "tensors" if arguments.all else "that are not as they should be"
-    print_table(columns, rows, title=f"\n{of} {what}" if not arguments.all else f"\n{of}", right=_RIGHT)
+    print()
+    print_table(columns, rows, title=f"{of} {what}" if not arguments.all else of, right=_RIGHT)
 
 
 def _tensors(result: DiffResult) -> Iterator[tuple[UnitResult, EntryResult, TensorResult]]:
@@ -164,7 +166,7 @@ def _print_counts(result: DiffResult) -> None:
     rows = [_counts(unit) for unit in result.units]
     total = ["total", *(sum(int(str(row[at])) for row in rows) for at in range(1, len(columns) - 1)), ""]
     names = [name.replace("_", " ") for name in columns]
-    print_table(names, rows, title="\ntensors by verdict", right=names[1:], total=total)
+    print_table(names, rows, title="tensors by verdict", right=names[1:], total=total)
 
 
 def _counts(unit: UnitResult) -> list[object]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from msformat.cli.fold import fold_rows
 from msformat.cli.output import bytes_text, plain, print_json, problem
 from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
@@ -34,6 +35,9 @@ PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group, a kernel dump or a 
 _PREVIEW = 64
 _UNREADABLE = "unreadable"
 # What is told of a unit; numbers from the fifth on.
+_SAME = ("store", "framework", "level", "task", "complete")
+# More units than that are told by step and intervals of ranks.
+_FOLD_FROM = 100
 _FACTS = ("store", "framework", "level", "task", "entries", "tensors", "bytes", "files", "inodes")
 # What ends the work on one unit; the others go on.
 BAD_UNIT = (MsformatError, OSError, MemoryError)
@@ -59,6 +63,7 @@ def add_commands(commands: Any) -> None:
     """Add ``info``, ``ls`` and ``show`` to the command line."""
     info = add_command(commands, "info", "what is in a dump: units, stores, entries, bytes, files, inodes")
     add_unit_options(info)
+    info.add_argument("--units", action="store_true", help="a line a unit, however many there are")
     info.set_defaults(run=_info)
     listing = add_command(commands, "ls", "list the entries (or tensors) of a dump")
     add_unit_options(listing)
@@ -109,26 +114,52 @@ def _info(arguments: argparse.Namespace) -> int:
 
     dump = msformat.open(arguments.path, layout=arguments.layout)
     rows: list[dict[str, Any]] = []
-    code = for_each_unit(dump, arguments, lambda key, unit: rows.append(_describe(key, unit)))
+    keys: list[Any] = []
+
+    def describe(key: Any, unit: Unit) -> None:
+        rows.append(_describe(key, unit))
+        keys.append(key)
+
+    code = for_each_unit(dump, arguments, describe)
     if not rows:
         return code
     # A problem of a unit is one of the dump, too; asking the dump for them would look into every unit again.
     problems = list(dict.fromkeys([*dump.tree_problems, *(text for row in rows for text in row.pop("problems"))]))
-    total = _total([row.pop("place") for row in rows], rows)
+    places = [row.pop("place") for row in rows]
     if arguments.json:
-        print_json({"path": arguments.path, "units": rows, "total": total, "problems": problems})
+        print_json({"path": arguments.path, "units": rows, "total": _total(places, rows), "problems": problems})
     else:
-        columns = ("unit", *_FACTS, "complete")
-        *cells, last = [
-            [bytes_text(row[name]) if name == "bytes" and row[name] is not None else row.get(name) for name in columns]
-            for row in [*rows, {**total, "unit": "total"}]
-        ]
-        print_table(columns, cells, right=_FACTS[4:], total=last)
+        _print_units(keys, rows, places, fold=len(rows) > _FOLD_FROM and not arguments.units)
         for text in problems:
             problem(text)
     if all(row["complete"] == _UNREADABLE for row in rows):
         return 2
     return 1 if problems or not all(row["complete"] == "yes" for row in rows) else code
+
+
+def _print_units(
+    keys: Sequence[Any], rows: Sequence[Mapping[str, Any]], places: Sequence[str | None], *, fold: bool
+) -> None:
+    """A line a unit, or a line for all units of a step that are alike."""
+
+    def total(numbers: Iterable[int]) -> dict[str, int]:
+        chosen = list(numbers)
+        return _total([places[number] for number in chosen], [rows[number] for number in chosen])
+
+    facts = ("units", *_FACTS[:4], "each", *_FACTS[4:]) if fold else _FACTS
+    columns = ("unit", *facts, "complete")
+    shown = fold_rows(keys, [_without_reason(row) for row in rows], _SAME, total) if fold else rows
+    *cells, last = [
+        [bytes_text(row[name]) if name == "bytes" and row[name] is not None else row.get(name) for name in columns]
+        for row in [*shown, {**total(range(len(rows))), "unit": "total"}]
+    ]
+    title = f"{len(rows)} units by step, entries of each and sums; --units lists all and says why" if fold else ""
+    print_table(columns, cells, title=title, right=("units", "each", *_FACTS[4:]), total=last)
+
+
+def _without_reason(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Reasons name files, so that no two are alike."""
+    return {**row, "complete": row["complete"].partition(":")[0]}
 
 
 def _total(places: Sequence[str | None], rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["print_table"]
 
+# Of longer ones rich takes a millisecond a row, to draw the same.
+_PLAIN_FROM = 200
 # Wider than any terminal: what a table would like to be.
 _ENDLESS = 100_000
 
@@ -43,15 +45,62 @@ def print_table(
     cells = [_cells(row) for row in rows]
     last = _cells(total) if total is not None and len(cells) > 1 else None
     target = console()
+    if len(cells) > _PLAIN_FROM:
+        _print_plain(columns, cells, last, title, right, target.width)
+        return
     table = _table(columns, cells, last, title, right)
     wanted = Measurement.get(target, target.options.update(max_width=_ENDLESS), table).maximum
     if wanted <= target.width:
         target.print(table)
         return
+    _print_paragraphs(columns, [*cells, last] if last else cells, title, target.width)
+
+
+def _print_paragraphs(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str, width: int) -> None:
     if title:
         print(title)
-    for row in [*cells, last] if last else cells:
-        print("\n".join(_paragraph(columns, row, target.width)))
+    for row in rows:
+        print("\n".join(_paragraph(columns, row, width)))
+
+
+def _print_plain(
+    columns: Sequence[str],
+    cells: list[list[str]],
+    last: list[str] | None,
+    title: str,
+    right: Sequence[str],
+    width: int,
+) -> None:
+    """The table that rich draws of short ones: columns two spaces apart, rules below their names and above the sums."""
+    rows = [*cells, last] if last else cells
+    widths = [max(map(_width, column)) for column in zip(columns, *rows, strict=True)]
+    whole = sum(widths) + 2 * len(widths)
+    if whole > width:
+        _print_paragraphs(columns, rows, title, width)
+        return
+    rule = " " + "─" * whole
+    lines = [title] if title else []
+    lines += [_aligned(columns, columns, widths, right), rule]
+    lines += [_aligned(columns, row, widths, right) for row in cells]
+    lines += [rule, _aligned(columns, last, widths, right)] if last else []
+    print("\n".join(lines))
+
+
+def _aligned(columns: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
+    padded = (
+        " " * (width - _width(cell)) + cell if name in right else cell + " " * (width - _width(cell))
+        for name, cell, width in zip(columns, row, widths, strict=True)
+    )
+    return " " + "  ".join(padded).rstrip()
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len  # noqa: PLC0415
+
+    return cell_len(text)
 
 
 def _cells(row: Sequence[object]) -> list[str]:

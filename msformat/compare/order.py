@@ -98,7 +98,9 @@ def first_event(
     for place, event in enumerate(events):
         entry = entries[event.entry]
         if event.is_begin:
-            scalar = next((scalar for scalar in entry.scalars if wanted(scalar.verdict)), None)
+            # Names of devices and the like are never where runs part.
+            worse = (scalar for scalar in entry.scalars if scalar.verdict == "different")
+            scalar = next((scalar for scalar in worse if wanted(scalar.verdict)), None)
             if scalar is not None:
                 return place, None, scalar
             if not entry.tensors and entry.match == "none" and wanted(entry.verdict):

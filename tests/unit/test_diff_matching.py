@@ -385,3 +385,12 @@ def test_bare_operations() -> None:
     same = ["Tensor.__iadd__.0.forward", "Tensor.__radd__.0.forward", "Mint.add.0.forward", "Primitive.x.Add.0.forward"]
     names: list[OpName | None] = [parse_entry(key) for key in same]
     assert {bare_operation(name) for name in names if name is not None} == {"add"}
+
+
+def test_names_of_devices_are_not_where_runs_part(tmp_path: Path) -> None:
+    array = np.ones(3, np.float32)
+    for name, device in (("a", "npu:0"), ("b", "cuda:0")):
+        write_entry(tmp_path / name / "step0" / "rank", "Tensor.to.0.forward",
+                    {"input_args": [array, device], "input_kwargs": {}, "output": [array]})  # fmt: skip
+    found = msformat.diff(tmp_path / "a", tmp_path / "b")
+    assert (found.exit_code, found.divergence, found.first_bits) == (0, None, None)

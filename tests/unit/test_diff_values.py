@@ -287,7 +287,7 @@ def test_thresholds_that_make_no_sense() -> None:
             msformat.Thresholds(**bad)  # type: ignore[arg-type]
 
 
-# --- without values ----------------------------------------------------------------------------------------------------
+# --- without values ---------------------------------------------------------------------------------------------------
 
 
 def described(tmp_path: Path, a: dict[str, Any], b: dict[str, Any], **thresholds: Any) -> TensorResult:
