@@ -78,6 +78,9 @@ class FileSystem(Protocol):
         A map of a file that shrinks ends the process (SIGBUS): map what is used at once, or what nobody rewrites.
         """
 
+    def part(self, path: str, start: int, length: int) -> bytes | memoryview:
+        """Bytes ``start`` to ``start + length`` of a regular file, as :meth:`map` would give them."""
+
     def open(self, path: str) -> BinaryIO:
         """A seekable stream over a regular file."""
 
@@ -277,6 +280,10 @@ class LocalFileSystem:
         finally:
             os.close(descriptor)
 
+    def part(self, path: str, start: int, length: int) -> bytes | memoryview:
+        # The pages of a map that nobody touches cost nothing.
+        return memoryview(self.map(path))[start : start + length]
+
 
 def _read_exactly(read: Callable[[int], bytes], wanted: int) -> bytes:
     """Read ``wanted`` bytes; raw files may return less at once (2 GiB at most on Linux)."""
@@ -364,6 +371,9 @@ class RemoteFileSystem:
 
     def map(self, path: str, *, above: int = MAP_FROM) -> bytes | memoryview:  # noqa: ARG002 (there are no maps)
         return self.read(path)
+
+    def part(self, path: str, start: int, length: int) -> bytes | memoryview:
+        return self.read(path, start, length)
 
     def open(self, path: str) -> BinaryIO:
         with _remote_errors(self.describe(path)):

@@ -54,7 +54,7 @@ _PLAIN = {
     "pt": "import torch; torch.load({path!r}, weights_only=True, mmap=True)[{row}].numpy().copy()",
     "npy": "import numpy; numpy.load({path!r}, mmap_mode='r')[{row}].copy()",
     "h5": "import h5py; h5py.File({path!r})[{name!r}][{row}]",
-    "zarr": "import zarr; zarr.open_group({path!r}, mode='r')[{name!r}][{row}]",
+    "zarr": "import zarr; zarr.open_group({path!r}, mode='r')[{name!r}][0, {row}]",
 }
 _TOUCHED = "memory: its chunks"
 _PEERS = {"pt": "torch.load(mmap=True)", "npy": "np.load(mmap_mode='r')", "h5": "h5py", "zarr": "zarr-python"}
@@ -120,7 +120,7 @@ def _dataset_in(path: Path, name: str) -> str:
 
 
 def _array_in(path: Path, name: str) -> str:
-    """Where a tensor lies in a Zarr group, by its index."""
+    """The array in a Zarr store whose first row a tensor is, by the index."""
     import zarr
 
     unit = zarr.open_group(path, mode="r")["step0/rank"]

@@ -7,7 +7,7 @@
    its number and gets the large run's length instead.
 2. *Costs*: two small models are captured into each store, one with many small tensors, one with larger ones. Bytes a
    name, bytes a byte (the codec's ratio) and CPU seconds of both kinds follow from them.
-3. *Rules* of the stores that need no measuring: how many files, chunks and packs a tensor makes.
+3. *Rules* of the stores that need no measuring: how many files, rows and packs a tensor makes.
 
 ``--check`` predicts a model of other sizes, captures it, and compares (so does tests/capture/pytorch/test_scale.py).
 """
@@ -31,8 +31,8 @@ import xxhash
 import msformat
 from msformat.cli.output import bytes_text
 from msformat.cli.tables import print_table
-from msformat.stores.codecs import chunk_shape
 from msformat.stores.zarr import PACK_BELOW, PACK_BYTES
+from msformat.stores.zarr_stacks import Cut
 from msformat.usage import disk_usage
 from tools.llama import LlamaConfig, make_step, train_step
 from tools.report import machine, markdown_table, replace_tables
@@ -56,6 +56,7 @@ class Tensor:
     """One tensor of a dump: its bytes, and which earlier contents it repeats (numbers of the content)."""
 
     shape: tuple[int, ...]
+    dtype: str
     itemsize: int
     content: int  # same type, shape and bits
     raw: int  # same bits
@@ -150,14 +151,15 @@ def read_plan(root: Path) -> Plan:
     bits: dict[bytes, int] = {}
     found = []
     for tensor in unit.tensors():
-        itemsize = msformat.parse_dtype(tensor.meta.dtype).itemsize
+        dtype = msformat.parse_dtype(tensor.meta.dtype)
+        kind = tensor.meta.shape, dtype.name, dtype.itemsize
         if not tensor.has_data:
-            found.append(Tensor(tensor.meta.shape, itemsize, -1, -1))
+            found.append(Tensor(*kind, -1, -1))
             continue
         inode = (folder / str(tensor.data_name)).stat().st_ino
         raw = xxhash.xxh3_128_digest(np.ascontiguousarray(tensor.stored.numpy()).tobytes())
         content = contents.setdefault(inode, len(contents))
-        found.append(Tensor(tensor.meta.shape, itemsize, content, bits.setdefault(raw, len(bits))))
+        found.append(Tensor(*kind, content, bits.setdefault(raw, len(bits))))
     documents = sum((folder.parent / name).stat().st_size for name in DOCUMENTS)
     return Plan(len(unit), tuple(found), documents)
 
@@ -204,20 +206,23 @@ def count_files(plan: Plan, store: str) -> tuple[int, int]:
     if store == "files":
         return len(stored), len(plan.distinct) + 1
     files = inodes = packed = 0
-    chunks_seen: set[int] = set()
+    seen: set[object] = set()
+    kinds = set()
     for each in plan.distinct:
         if each.nbytes <= PACK_BELOW:
-            packed += 0 if each.raw in chunks_seen else each.nbytes
-            chunks_seen.add(each.raw)
+            packed += 0 if each.raw in seen else each.nbytes
+            seen.add(each.raw)
             continue
-        grid = [math.ceil(a / b) for a, b in zip(each.shape, chunk_shape(each.shape, each.itemsize), strict=True)]
-        chunks = math.prod(grid)
-        files += 1 + chunks
-        shared = chunks == 1 and each.raw in chunks_seen
-        chunks_seen.add(each.raw)
-        inodes += 2 + (0 if shared else chunks)
+        kinds.add((each.shape, each.dtype))
+        cut = Cut.of(each.shape, each.itemsize)
+        own = math.prod(math.ceil(a / b) for a, b in zip(each.shape, cut.files, strict=True))
+        shared = cut.layout is not None and (each.raw, cut.layout) in seen
+        seen.add((each.raw, cut.layout))
+        files += own
+        inodes += 0 if shared else own
     packs = math.ceil(packed / PACK_BYTES)
-    return files + 2 * packs, inodes + 3 * packs
+    # An array of rows is a directory and its metadata; a pack has a chunk as well.
+    return files + len(kinds) + 2 * packs, inodes + 2 * len(kinds) + 3 * packs
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------

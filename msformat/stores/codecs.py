@@ -16,13 +16,15 @@ from typing import Literal, TypeAlias
 
 from msformat.errors import FormatError
 
-__all__ = ["CHUNK_TARGET", "Compression", "Shuffle", "chunk_shape", "parse_compression"]
+__all__ = ["CHUNK_TARGET", "SHARD_TARGET", "Compression", "Shuffle", "chunk_shape", "parse_compression", "shard_shape"]
 
 Shuffle: TypeAlias = Literal["shuffle", "bitshuffle", "noshuffle"]
 
 # Arrays up to this size stay in one piece; bigger ones are cut into pieces of at most this size.
 CHUNK_TARGET = 8 << 20
 _CHUNK_LIMIT = 64 << 20
+# What one file of a Zarr array holds.
+SHARD_TARGET = 256 << 20
 
 _LEVELS = {"gzip": range(10), "zstd": range(1, 23), "blosc": range(10)}
 _FILTERS: dict[str, Shuffle] = {"shuffle": "shuffle", "bitshuffle": "bitshuffle", "noshuffle": "noshuffle"}
@@ -123,3 +125,32 @@ def chunk_shape(shape: tuple[int, ...], itemsize: int, target: int = CHUNK_TARGE
         chunk.append(taken)
         room = room // taken if taken == length else 1
     return tuple(reversed(chunk))
+
+
+def shard_shape(
+    shape: tuple[int, ...], chunks: tuple[int, ...], itemsize: int, target: int = SHARD_TARGET
+) -> tuple[int, ...]:
+    """Put chunks together into shards of at most ``target`` bytes (of one chunk, should that be bigger).
+
+    Parameters
+    ----------
+    shape, chunks
+        Of the stored array, and what :func:`chunk_shape` cut it into.
+    itemsize
+        Bytes of one stored element.
+    target
+        Bytes of a shard.
+
+    Returns
+    -------
+    tuple of int
+        Whole chunks an axis, so that the last shard may reach over the array's end. Row-major as the chunks are.
+    """
+    room = max(1, target // max(1, math.prod(chunks) * itemsize))
+    shard: list[int] = []
+    for length, chunk in zip(reversed(shape), reversed(chunks), strict=True):
+        count = max(1, math.ceil(length / chunk))
+        taken = count if count <= room else math.ceil(count / math.ceil(count / room))
+        shard.append(taken * chunk)
+        room = room // taken if taken == count else 1
+    return tuple(reversed(shard))

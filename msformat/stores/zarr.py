@@ -2,17 +2,18 @@
 
 Layout of one unit, at the root of the store or in a group such as ``step0/rank3``::
 
-    zarr.json                   group; attribute "msformat": {"layout": 1}
-    tensors/<key>/              one array a tensor; <key> is the tensor's key where that is a harmless file name, else a
-                                readable part, "~" and a hash, with the key in attribute "key"
+    zarr.json                   group; attribute "msformat": {"layout": 2}
+    tensors/<n>/                array whose rows are the tensors of one type and shape; each row is a file
     packs/<n>/                  1-D uint8 arrays: the bytes of many tensors of up to 64 KiB each
     documents/<name>/           1-D uint8 arrays: dump.json, stack.json, …
     documents/columns.safetensors/   the index of :mod:`msformat.columnindex`
     documents/index.json/       which key lies where (:mod:`msformat.stores.zarr_index`)
     index.jsonl                 the same as a log, while the unit is being written or if the writer was killed
 
-Attributes of a tensor's array: ``dtype`` (the logical type, where the stored one is another: bfloat16 lies in uint16),
-``xxh3_128`` (content digest), ``key``. Every chunk is written, zeros too: a lost chunk is an error, never zeros.
+Attributes of an array of rows: ``rows``, and ``dtype`` (the logical type, where the stored one is another: bfloat16
+lies in uint16). Every chunk is written, zeros too: a lost chunk is an error, never zeros. A row above 8 MiB is cut into
+chunks of at most that, which lie in shards (the codec ``sharding_indexed``) of up to 256 MiB: one file, of which a
+slice reads what it touches.
 
 Any tensor, with zarr-python (3.0 or later) alone::
 
@@ -21,7 +22,7 @@ Any tensor, with zarr-python (3.0 or later) alone::
     index = json.loads(unit["documents/index.json"][:].tobytes())["tensors"]
     place = index["Functional.relu.0.forward.input.0.pt"]
     if "array" in place:
-        bits = unit[place["array"]][...]
+        bits = unit[place["array"]][place.get("row", ...)]
     else:
         end = place["offset"] + prod(place["shape"]) * stored.itemsize
         bits = unit[place["pack"]][place["offset"]:end].view(stored).reshape(place["shape"])
@@ -30,10 +31,11 @@ where ``stored`` is ``numpy.dtype(place["dtype"])``, or the unsigned integer of 
 (``bits.view(ml_dtypes.bfloat16)`` gives the values). Two keys with one place have equal content.
 
 The same bytes under another shape, or another type of that size, are stored once as well: in a pack as a place of the
-same offset, in an array of up to 8 MiB as a hard link to the file of its only chunk. Each array still is a whole one,
-with a digest of its own (type, shape and bits). Whoever changes such a chunk in place changes both.
+same offset, in rows of up to 256 MiB that are cut alike as a hard link to the file of the other. Each still is a whole
+one, with a digest of its own (type, shape and bits). Whoever changes such a file in place changes both.
 
-A tensor above 64 KiB whose content no earlier key has is also plainly ``unit["tensors/<key>"]``.
+Version 1 of the layout had an array ``tensors/<key>`` for each tensor above 64 KiB, and a file for each chunk. It is
+read as before, and so are arrays that other programs put there.
 """
 
 from __future__ import annotations
@@ -45,23 +47,24 @@ from collections.abc import Hashable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar
 
-import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from msformat.digest import byte_view
 from msformat.dtypes import DType, dtype_named
-from msformat.errors import CorruptTensorError, DTypeError, FormatError, StoreError, TensorNotFoundError
+from msformat.errors import DTypeError, FormatError, StoreError, TensorNotFoundError
 from msformat.filesystem import FileSystem, RemoteFileSystem, is_url, join, open_filesystem
 from msformat.selection import Region
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import parse_compression
 from msformat.stores.many import Found, attempt, hold_groups
-from msformat.stores.zarr_codecs import array_encoder, pack_encoder, require_numcodecs
+from msformat.stores.zarr_codecs import pack_encoder, require_numcodecs
 from msformat.stores.zarr_documents import list_documents, read_document, seal_document, write_document
 from msformat.stores.zarr_index import INDEX_LIMIT, LOG_NAME, IndexLog, Place, decode_index, encode_index, read_log
-from msformat.stores.zarr_metadata import METADATA_NAME, ArrayMeta, document_node, load_array, node_name, read_optional
-from msformat.stores.zarr_read import ChunkCache, read_region
+from msformat.stores.zarr_metadata import document_node, load_array, read_optional
+from msformat.stores.zarr_places import PlaceReader
+from msformat.stores.zarr_read import ChunkCache
+from msformat.stores.zarr_stacks import Stacks
 from msformat.stores.zarr_tree import check_unit, find_groups, foreign_places, make_unit, remove_temporaries
 from msformat.stores.zarr_write import ArrayWriter, OpenPack
 
@@ -74,6 +77,8 @@ PACK_BYTES = 4 << 20
 # Chunks of packs that are fetched from a URL at the same time, and kept until all their tensors are read.
 _REMOTE_CHUNKS = 8
 _INDEX = "documents/index.json"
+# A row has an axis more than the tensor, and NumPy 1 has 32. What has as many is a pack of its own.
+_ROW_AXES = 31
 
 
 class ZarrTensor(StoredTensor):
@@ -88,15 +93,13 @@ class ZarrTensor(StoredTensor):
 
     @property
     def identity(self) -> Hashable:
-        return self._place.node, self._place.offset
+        return self._place.home, self._place.offset
 
     def _read(self, region: Region) -> NDArray[Any]:
         slices = region.slices
         if self.dtype.lanes > 1:
             slices = (*slices, slice(0, self.dtype.lanes, 1))
-        if self._place.pack is not None:
-            return self._store._read_packed(self.key, self._place, self.dtype)[slices]
-        return self._store._read_alone(self.key, self._place, self.dtype, slices)
+        return self._store._read(self.key, self._place, self.dtype, slices)
 
 
 class ZarrStore(Store):
@@ -117,9 +120,10 @@ class ZarrStore(Store):
         self._compression = parse_compression(self.options.compression)
         self._fs: FileSystem = open_filesystem(location)
         self._is_remote = isinstance(self._fs, RemoteFileSystem)
-        self._cache = ChunkCache(_REMOTE_CHUNKS) if self._is_remote else ChunkCache()
+        self._reader = PlaceReader(
+            self._fs, self.group, ChunkCache(_REMOTE_CHUNKS) if self._is_remote else ChunkCache()
+        )
         self._places: dict[str, Place] = {}
-        self._pack_metas: dict[str, ArrayMeta] = {}
         self._closed = False
         self._log = self._prepare() if mode != "r" else None
         try:
@@ -171,16 +175,17 @@ class ZarrStore(Store):
         self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads, fsync=self.options.fsync)
         self._pack: OpenPack | None = None
         self._packed: dict[Hashable, tuple[str, int]] = {}
-        self._next_pack = self._first_free_pack()
+        self._next_pack = self._first_free("packs")
+        self._stacks = Stacks(self._compression, self._first_free("tensors"))
         self._unlogged: dict[str, Place] = {}
         if not whole and not self._has_index:
             # From now on only the index counts, so it must know what it finds.
-            self._unlogged = {key: self._describe(key, place) for key, place in self._places.items()}
+            self._unlogged = {key: self._reader.describe(key, place) for key, place in self._places.items()}
             self._places.update(self._unlogged)
         self._by_digest = {place.digest: key for key, place in reversed(self._places.items()) if place.digest}
 
-    def _first_free_pack(self) -> int:
-        names = os.listdir(self._fs.describe(self._at("packs")))
+    def _first_free(self, group: str) -> int:
+        names = os.listdir(self._fs.describe(self._at(group)))
         return max((int(name) for name in names if re.fullmatch(r"[0-9]{1,9}", name)), default=-1) + 1
 
     def _at(self, path: str) -> str:
@@ -205,24 +210,14 @@ class ZarrStore(Store):
         self._writer.check_process()
         shape = dtype.logical_shape(bits.shape)
         content = (xxhash.xxh3_128_digest(byte_view(bits)), bits.itemsize) if self.options.links else None
-        if 0 < bits.nbytes <= PACK_BELOW:
+        if bits.nbytes <= PACK_BELOW or bits.ndim > _ROW_AXES:
             pack, offset = self._add_to_pack(key, bits, content)
             place = Place(pack=pack, offset=offset, dtype=dtype.name, shape=shape, digest=digest)
         else:
-            name = node_name(key)
-            place = Place(array=f"tensors/{name}", dtype=dtype.name, shape=shape, digest=digest)
-            attributes = {"dtype": dtype.name} if not dtype.is_native else {}
-            attributes["xxh3_128"] = digest
-            if name != key:
-                attributes["key"] = key
+            stack, row = self._stacks.add(dtype, bits)
+            place = Place(array=stack.node, row=row, dtype=dtype.name, shape=shape, digest=digest)
             self._writer.write(
-                place.node,
-                bits,
-                array_encoder(self._compression, bits.itemsize),
-                key=key,
-                attributes=attributes,
-                owned=owned,
-                content=content,
+                stack.node, bits, stack.encoder, key=key, row=row, cut=stack.cut, owned=owned, content=content
             )
         self._remember(key, place)
         if self._pack is not None and len(self._pack) >= PACK_BYTES:
@@ -260,9 +255,7 @@ class ZarrStore(Store):
         content = pack.seal()
         label = pack.keys[0] if len(pack.keys) == 1 else f"{pack.keys[0]} … {pack.keys[-1]}"
         try:
-            self._writer.write(
-                pack.node, content, pack_encoder(self._compression), key=label, attributes={}, owned=not wait
-            )
+            self._writer.write(pack.node, content, pack_encoder(self._compression), key=label, owned=not wait)
         except StoreError as error:
             self._raise_first({pack.node: error})
 
@@ -270,7 +263,7 @@ class ZarrStore(Store):
         """Forget every tensor that came to nothing, so that it can be put again, and raise the first error."""
         if not failures:
             return
-        lost = [key for key, place in self._unlogged.items() if place.node in failures]
+        lost = [key for key, place in self._unlogged.items() if place.home in failures]
         for key in lost:
             del self._places[key]
             del self._unlogged[key]
@@ -296,6 +289,7 @@ class ZarrStore(Store):
             failures["packs"] = error
         failures.update(self._writer.drain())
         self._raise_first(failures)
+        self._tell_rows()
         self._writer.flush()
         if self._unlogged and self._log is not None:
             try:
@@ -330,7 +324,7 @@ class ZarrStore(Store):
             place = self._places[key]
         except KeyError:
             raise TensorNotFoundError(key, self._fs.describe(self.group), self._places) from None
-        place = self._describe(key, place)
+        place = self._reader.describe(key, place)
         try:
             dtype = dtype_named(place.dtype or "")
         except DTypeError as error:
@@ -341,72 +335,36 @@ class ZarrStore(Store):
         """See :class:`msformat.stores.many.SupportsMany`: packs are unpacked once each."""
         found = [attempt(self.get, key) for key in keys]
         if self.mode == "r":
-            part = "node" if self._is_remote else "pack"
+            part = "home" if self._is_remote else "pack"
             hold_groups(found, attrgetter(f"_place.{part}"), requests=_REMOTE_CHUNKS if self._is_remote else 1)
         return found
 
-    def _describe(self, key: str, place: Place) -> Place:
-        """The place with the dtype and shape that only the array of a foreign store knows."""
-        if place.dtype is not None:
-            return place
-        node = self._at(place.node)
-        meta = load_array(self._fs, node)
-        where = self._fs.describe(node)
-        if meta is None:
-            raise CorruptTensorError(f"{where}: tensor {key!r}: there is no {METADATA_NAME}")
-        dtype = meta.dtype(where)
-        digest = meta.attributes.get("xxh3_128")
-        return Place(
-            array=place.array,
-            dtype=dtype.name,
-            shape=dtype.logical_shape(meta.shape),
-            digest=digest if isinstance(digest, str) else None,
-        )
-
-    def _read_alone(self, key: str, place: Place, dtype: DType, slices: tuple[slice, ...]) -> NDArray[Any]:
-        self._settle(place.node)
-        node = self._at(place.node)
-        meta = load_array(self._fs, node)
-        where = self._fs.describe(node)
-        if meta is None:
-            raise CorruptTensorError(f"{where}: tensor {key!r}: the array is missing")
-        if meta.shape != dtype.stored_shape(place.shape or ()) or meta.storage != dtype.storage:
-            raise CorruptTensorError(
-                f"{where}: tensor {key!r}: holds {meta.storage} {list(meta.shape)}, which is no {dtype.name} "
-                f"{list(place.shape or ())}"
-            )
-        return read_region(self._fs, node, meta, slices, f"tensor {key!r}")
-
-    def _read_packed(self, key: str, place: Place, dtype: DType) -> NDArray[Any]:
-        """All bits of a packed tensor; it is small."""
-        shape = dtype.stored_shape(place.shape or ())
-        start, count = place.offset or 0, math.prod(shape) * dtype.storage.itemsize
+    def _read(self, key: str, place: Place, dtype: DType, slices: tuple[slice, ...]) -> NDArray[Any]:
+        if place.pack is None:
+            self._settle(place)
+            return self._reader.read_array(key, place, dtype, slices)
         pack = self._pack if self.mode != "r" else None
         if pack is not None and pack.node == place.node:
-            return pack.read(start, count).view(dtype.storage).reshape(shape)
-        self._settle(place.node)
-        node = self._at(place.node)
-        where = self._fs.describe(node)
-        meta = self._pack_metas.get(node) or load_array(self._fs, node)
-        if meta is None:
-            raise CorruptTensorError(f"{where}: tensor {key!r}: the pack is missing")
-        self._pack_metas[node] = meta
-        if len(meta.shape) != 1 or meta.storage != np.uint8 or start + count > meta.shape[0]:
-            raise CorruptTensorError(
-                f"{where}: tensor {key!r}: no bytes {start} to {start + count} in {meta.storage} {list(meta.shape)}"
-            )
-        taken = (slice(start, start + count, 1),)
-        found = read_region(self._fs, node, meta, taken, f"tensor {key!r}", self._cache)
-        return np.ascontiguousarray(found).view(dtype.storage).reshape(shape)
+            shape = dtype.stored_shape(place.shape or ())
+            found = pack.read(place.offset or 0, math.prod(shape) * dtype.storage.itemsize)
+            return found.view(dtype.storage).reshape(shape)[slices]
+        self._settle(place)
+        return self._reader.read_packed(key, place, dtype)[slices]
 
-    def _settle(self, node: str) -> None:
+    def _settle(self, place: Place) -> None:
         """Until a thread has written what is to be read."""
         if self.mode == "r":
             return
         try:
-            self._writer.wait(node)
+            self._writer.wait(place.home)
+            self._tell_rows(place.node)
         except StoreError as error:
-            self._raise_first({node: error})
+            self._raise_first({place.home: error})
+
+    def _tell_rows(self, node: str | None = None) -> None:
+        """Write the metadata of arrays (or one) that have new rows."""
+        for each, metadata in self._stacks.grown(node):
+            self._writer.write_metadata(each, metadata)
 
     def keys(self) -> Iterator[str]:
         return iter(self._places)

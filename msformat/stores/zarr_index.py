@@ -4,6 +4,7 @@ Log, ``index.jsonl`` beside ``tensors``: one JSON object a line, whose last memb
 before it (up to and without its comma) in eight hex digits::
 
     {"key":"x.0","pack":"packs/0","offset":64,"dtype":"float32","shape":[3],"digest":"…","crc32":"0a1b2c3d"}
+    {"key":"w.0","array":"tensors/2","row":7,"dtype":"float32","shape":[512,512],"digest":"…","crc32":"…"}
 
 Document, ``documents/index.json``: ``{"format": "msformat-index", "version": 1, "tensors": {key: place, …}}`` in the
 order of ``put``, with the same members a place. A key with the place of another is an alias of equal content.
@@ -45,6 +46,8 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
         Node that holds it alone (``tensors/…``), None if it is packed.
     pack, offset
         Node (``packs/…``) and first byte in it, None if it has an array.
+    row
+        Which row of ``array`` it is; None if it is all of it (as version 1 of the layout and other programs have it).
     dtype
         ``DType.name``.
     shape
@@ -59,11 +62,17 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
     dtype: str | None = None
     shape: tuple[int, ...] | None = None
     digest: str | None = None
+    row: int | None = None
 
     @property
     def node(self) -> str:
         """The node to read."""
         return self.array or self.pack or ""
+
+    @property
+    def home(self) -> str:
+        """What is written at once: the array, or the row of it."""
+        return self.node if self.row is None else f"{self.node}/{self.row}"
 
     def check(self, where: str) -> Place:
         """Refuse what cannot be a place of this store; returns itself.
@@ -77,19 +86,22 @@ class Place(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         if (self.array is None) == (self.pack is None) or (self.pack is None) != (self.offset is None):
             raise FormatError(f"{where}: needs either an array, or a pack and an offset")
+        if self.row is not None and self.array is None:
+            raise FormatError(f"{where}: a pack has no rows")
         if not _NODE.fullmatch(self.node) or self.node.split("/")[1] in (".", ".."):
             raise UnsafeInputError(f"{where}: unsafe node {self.node!r:.200}")
         if self.dtype is None or self.shape is None or len(self.shape) > 64:
             raise FormatError(f"{where}: needs a dtype and a shape")
-        if not all(0 <= length < 1 << 63 for length in (*self.shape, self.offset or 0)):
-            raise FormatError(f"{where}: shape or offset out of range")
+        if not all(0 <= length < 1 << 63 for length in (*self.shape, self.offset or 0, self.row or 0)):
+            raise FormatError(f"{where}: shape, offset or row out of range")
         if self.digest is not None and not _DIGEST.fullmatch(self.digest):
             raise FormatError(f"{where}: malformed digest")
         return self
 
     def as_json(self) -> dict[str, Any]:
         """Members in the order of the documentation, absent ones left out."""
-        members = {name: getattr(self, name) for name in self.__struct_fields__}
+        names = ("array", "row", "pack", "offset", "dtype", "shape", "digest")
+        members = {name: getattr(self, name) for name in names}
         return {name: value for name, value in members.items() if value is not None}
 
 

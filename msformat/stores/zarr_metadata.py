@@ -5,12 +5,10 @@ Source: the Zarr v3 core specification, https://zarr-specs.readthedocs.io/en/lat
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +21,7 @@ from msformat.errors import DTypeError, FormatError, StoreError, UnsafeInputErro
 from msformat.filesystem import FileSystem, join
 from msformat.stores.base import ReadOnlyBuffer
 from msformat.stores.zarr_codecs import Encoder, Pipeline, parse_codecs
+from msformat.stores.zarr_shards import LITTLE_ENDIAN, Shards, find_sharding, parse_sharding, sharding_codec
 
 __all__ = [
     "METADATA_NAME",
@@ -33,7 +32,6 @@ __all__ = [
     "is_hashed",
     "load_array",
     "load_node",
-    "node_name",
     "old_zarr",
     "read_optional",
 ]
@@ -55,42 +53,11 @@ _KNOWN_FIELDS = {
 }
 
 
-# --- names -------------------------------------------------------------------------------------------------------
-
-
-def node_name(key: str) -> str:
-    """The array's name for a tensor's key: the key itself where harmless, else a readable part and a hash.
-
-    Harmless: printable, one path component on any system, at most 200 bytes, and nothing Zarr reserves.
-    """
-    return key if _is_harmless(key) else f"{_readable(key)}~{_hash(key)}"
-
-
-def _is_harmless(key: str) -> bool:
-    return (
-        key.isprintable()
-        and not re.search(r'[/\\:*?"<>|]', key)
-        and not key.startswith((".", "__", " "))
-        and not key.endswith((".", " "))
-        and key not in ("", METADATA_NAME)
-        and len(key.encode()) <= _NAME_BYTES
-        # Some file systems see no difference between composed and decomposed letters.
-        and unicodedata.is_normalized("NFC", key)
-        and not _HASHED.fullmatch(key)
-        and not is_temporary(key)
-    )
-
-
-def _readable(key: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", key)[:80].strip("._") or "tensor"
-
-
-def _hash(key: str) -> str:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+# --- names -----------------------------------------------------------------------------------------------------
 
 
 def is_hashed(name: str) -> bool:
-    """Whether an array's name is no key, so that its attribute ``key`` must be asked."""
+    """Whether the name of an array of the first layout is no key, so that its attribute ``key`` must be asked."""
     return _HASHED.fullmatch(name) is not None
 
 
@@ -124,6 +91,7 @@ def array_document(
     encoder: Encoder,
     *,
     attributes: Mapping[str, Any],
+    shards: tuple[int, ...] | None = None,
     keys: tuple[str, str] = ("v2", "."),
 ) -> bytes:
     """``zarr.json`` of an array.
@@ -138,6 +106,8 @@ def array_document(
         What the chunks were encoded with.
     attributes
         User attributes.
+    shards
+        Shape of what one file holds, where that is many chunks.
     keys
         Chunk key encoding. ``v2`` with ``.`` names chunks ``0.1`` beside ``zarr.json``: no directory more an array.
 
@@ -148,16 +118,16 @@ def array_document(
     """
     if math.prod(chunks) * dtype.itemsize > _CHUNK_LIMIT:
         raise StoreError(f"chunks {chunks} of {dtype} hold 2 GiB or more")
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    codecs = [LITTLE_ENDIAN, *([encoder.codec] if encoder.codec else [])]
     node = {
         "zarr_format": 3,
         "node_type": "array",
         "shape": shape,
         "data_type": dtype.name,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunks}},
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": shards or chunks}},
         "chunk_key_encoding": {"name": keys[0], "configuration": {"separator": keys[1]}},
         "fill_value": _zero(dtype),
-        "codecs": [little, *([encoder.codec] if encoder.codec else [])],
+        "codecs": [sharding_codec(chunks, codecs)] if shards else codecs,
         "attributes": dict(attributes),
     }
     return json.dumps(node, separators=(",", ":")).encode()
@@ -178,7 +148,7 @@ class ArrayMeta:
     Attributes
     ----------
     shape, chunks
-        Stored shape and chunk shape, of equal length.
+        Stored shape and the shape of what is decoded at once, of equal length.
     storage
         Element type in native byte order.
     pipeline
@@ -187,6 +157,8 @@ class ArrayMeta:
         Chunk key encoding: name and separator.
     attributes
         User attributes, as they stand.
+    shards
+        How chunks lie in shards; None where each is a file.
     """
 
     shape: tuple[int, ...]
@@ -195,9 +167,17 @@ class ArrayMeta:
     pipeline: Pipeline
     keys: tuple[str, str]
     attributes: Mapping[str, Any]
+    shards: Shards | None = None
+
+    def file_of(self, coordinates: tuple[int, ...]) -> tuple[str, int | None]:
+        """Name of the file below its array that a chunk is in, and which one of a shard's it is."""
+        if self.shards is None:
+            return self.chunk_name(coordinates), None
+        shard, position = self.shards.locate(coordinates)
+        return self.chunk_name(shard), position
 
     def chunk_name(self, coordinates: tuple[int, ...]) -> str:
-        """Name of a chunk below its array."""
+        """Name below its array of a chunk that is a file, or of a shard."""
         name, separator = self.keys
         parts = [str(at) for at in coordinates]
         if name == "default":
@@ -210,10 +190,9 @@ class ArrayMeta:
         return math.prod(self.chunks) * self.storage.itemsize
 
     def coordinates(self) -> Iterator[tuple[int, ...]]:
-        """Every chunk of the grid."""
-        return itertools.product(
-            *(range(-(-length // chunk)) for length, chunk in zip(self.shape, self.chunks, strict=True))
-        )
+        """Every file of the grid: chunks, or shards."""
+        files = self.shards.shape if self.shards else self.chunks
+        return itertools.product(*(range(-(-length // file)) for length, file in zip(self.shape, files, strict=True)))
 
     def dtype(self, where: str) -> DType:
         """The logical element type: attribute ``dtype``, or what is stored.
@@ -324,10 +303,14 @@ def load_array(fs: FileSystem, node: str) -> ArrayMeta | None:
     _refuse_extensions(found, where)
     shape = _lengths(found.get("shape"), 0, "shape", where)
     # First of all: who cannot be trusted with the bytes.
-    pipeline = parse_codecs(found.get("codecs"), len(shape), where)
-    chunks = _lengths(_configuration(found, "chunk_grid", "regular", where).get("chunk_shape"), 1, "chunk_shape", where)
-    if len(chunks) != len(shape):
-        raise FormatError(f"{where}: chunk_shape {list(chunks)} does not fit shape {list(shape)}")
+    sharding = find_sharding(found.get("codecs"))
+    pipeline = parse_codecs(found.get("codecs") if sharding is None else sharding.get("codecs"), len(shape), where)
+    grid = _lengths(_configuration(found, "chunk_grid", "regular", where).get("chunk_shape"), 1, "chunk_shape", where)
+    chunks = grid if sharding is None else _lengths(sharding.get("chunk_shape"), 1, "chunk_shape of shards", where)
+    for each in (grid, chunks):
+        if len(each) != len(shape):
+            raise FormatError(f"{where}: chunk_shape {list(each)} does not fit shape {list(shape)}")
+    shards = None if sharding is None else parse_sharding(sharding, grid, chunks, where)
     storage = _storage(found.get("data_type"), where)
     if math.prod(shape) * storage.itemsize >= 1 << 63:
         raise UnsafeInputError(f"{where}: shape {list(shape)} is beyond any memory")
@@ -336,7 +319,7 @@ def load_array(fs: FileSystem, node: str) -> ArrayMeta | None:
     attributes = found.get("attributes", {})
     if not isinstance(attributes, dict):
         raise FormatError(f"{where}: attributes are no object")
-    return ArrayMeta(shape, chunks, storage, pipeline, _chunk_keys(found, where), attributes)
+    return ArrayMeta(shape, chunks, storage, pipeline, _chunk_keys(found, where), attributes, shards)
 
 
 def _refuse_extensions(found: Mapping[str, Any], where: str) -> None:

@@ -5,48 +5,52 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.errors import CorruptTensorError
+from msformat.errors import CorruptTensorError, FormatError
 from msformat.filesystem import FileSystem, join
 from msformat.room import check_room
 from msformat.stores.zarr_metadata import ArrayMeta
+from msformat.stores.zarr_shards import MISSING
 
 __all__ = ["ChunkCache", "read_array", "read_region"]
 
 # Up to this size an allocation is no danger, and asking for the size of each file first would cost more.
 _TRUSTED_BYTES = 16 << 20
+# Indices of shards that are kept while a region is read.
+_INDICES = 64
+_INDEX_BYTES = 32 << 20
 
 
 class ChunkCache:
     """The chunks decoded last, for packs: one chunk holds many tensors."""
 
     def __init__(self, count: int = 4, largest: int = 16 << 20) -> None:
-        self._chunks: OrderedDict[str, NDArray[Any]] = OrderedDict()
+        self._chunks: OrderedDict[Hashable, NDArray[Any]] = OrderedDict()
         self._count = count
         self._largest = largest
         self._lock = threading.Lock()
 
-    def get(self, path: str) -> NDArray[Any] | None:
+    def get(self, where: Hashable) -> NDArray[Any] | None:
         """A chunk that was kept."""
         with self._lock:
-            found = self._chunks.get(path)
+            found = self._chunks.get(where)
             if found is not None:
-                self._chunks.move_to_end(path)
+                self._chunks.move_to_end(where)
             return found
 
-    def put(self, path: str, chunk: NDArray[Any]) -> None:
+    def put(self, where: Hashable, chunk: NDArray[Any]) -> None:
         """Keep a chunk, unless it is very big."""
         if chunk.nbytes > self._largest:
             return
         chunk.flags.writeable = False
         with self._lock:
-            self._chunks[path] = chunk
+            self._chunks[where] = chunk
             if len(self._chunks) > self._count:
                 self._chunks.popitem(last=False)
 
@@ -139,17 +143,21 @@ class _Chunks:
     meta: ArrayMeta
     what: str
     cache: ChunkCache | None
+    # A region crosses a shard several times, once a row of chunks, and is checked before it is read.
+    indices: OrderedDict[str, NDArray[np.uint64]] = field(default_factory=OrderedDict)
 
-    def _path(self, parts: tuple[_Part, ...]) -> str:
-        return join(self.node, self.meta.chunk_name(tuple(part.chunk for part in parts)))
+    def _place(self, parts: tuple[_Part, ...]) -> tuple[str, int | None]:
+        name, position = self.meta.file_of(tuple(part.chunk for part in parts))
+        return join(self.node, name), position
 
     def read(self, parts: tuple[_Part, ...]) -> NDArray[Any]:
-        path = self._path(parts)
-        found = self.cache.get(path) if self.cache else None
+        place = path, position = self._place(parts)
+        found = self.cache.get(place) if self.cache else None
         if found is not None:
             return found
+        span = None if position is None else self._span(path, position)
         try:
-            data = self.fs.map(path)
+            data = self.fs.map(path) if span is None else self.fs.part(path, *span)
         except OSError as error:
             raise self._missing(path, error) from error
         try:
@@ -157,14 +165,41 @@ class _Chunks:
         except ValueError as error:
             raise CorruptTensorError(f"{self.fs.describe(path)}: {self.what}: chunk is corrupt: {error}") from error
         if self.cache:
-            self.cache.put(path, chunk)
+            self.cache.put(place, chunk)
         return chunk
 
-    def check(self, parts: tuple[_Part, ...]) -> None:
-        """That the chunk's file can hold what it must, before room for the result is made."""
-        path = self._path(parts)
+    def _span(self, path: str, position: int) -> tuple[int, int]:
+        """Start and length of a chunk in a shard."""
+        if path not in self.indices:
+            self.indices[path] = self._index(path)
+            self._forget_indices()
+        start, length = (int(number) for number in self.indices[path][position])
+        if start == length == MISSING:
+            raise self._missing(path, FileNotFoundError(f"chunk {position} of the shard"))
+        return start, length
+
+    def _forget_indices(self) -> None:
+        kept = self.indices
+        while len(kept) > _INDICES or (len(kept) > 1 and sum(each.nbytes for each in kept.values()) > _INDEX_BYTES):
+            kept.popitem(last=False)
+
+    def _index(self, path: str) -> NDArray[np.uint64]:
+        assert self.meta.shards is not None
         try:
-            size = self.fs.size(path)
+            return self.meta.shards.read_index(self.fs, path)
+        except FormatError:
+            raise
+        except OSError as error:
+            raise self._missing(path, error) from error
+        except ValueError as error:
+            raise CorruptTensorError(f"{self.fs.describe(path)}: {self.what}: shard is corrupt: {error}") from error
+
+    def check(self, parts: tuple[_Part, ...]) -> None:
+        """That what is stored of the chunk can hold what it must, before room for the result is made."""
+        path, position = self._place(parts)
+        span = None if position is None else self._span(path, position)
+        try:
+            size = self.fs.size(path) if span is None else span[1]
         except OSError as error:
             raise self._missing(path, error) from error
         if self.meta.pipeline.most(size) < self.meta.chunk_nbytes:

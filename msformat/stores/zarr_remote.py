@@ -6,7 +6,7 @@ writer died never looks finished. There is no log to go on from; such a unit is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +21,8 @@ from msformat.stores.zarr import ZarrStore
 from msformat.stores.zarr_codecs import Encoder, document_encoder, require_numcodecs
 from msformat.stores.zarr_index import IndexLog, Place
 from msformat.stores.zarr_metadata import METADATA_NAME, array_document, document_node, group_document
+from msformat.stores.zarr_shards import Shard
+from msformat.stores.zarr_stacks import Cut, Stacks
 from msformat.stores.zarr_tree import LAYOUT_VERSION
 from msformat.stores.zarr_write import ArrayWriter, OpenPack
 
@@ -29,6 +31,8 @@ __all__ = ["RemoteZarrStore", "finish_root"]
 _CHILDREN = ("tensors", "packs", "documents")
 # Each waits for the network most of the time.
 _THREADS = 8
+# An object lies in memory on its way, one a thread: 256 MiB of them, which is what tensors that wait may take as well.
+_SHARD_BYTES = 32 << 20
 
 
 def finish_root(location: str) -> None:
@@ -64,6 +68,7 @@ class RemoteZarrStore(ZarrStore):
         self._pack: OpenPack | None = None
         self._packed: dict[Hashable, tuple[str, int]] = {}
         self._next_pack = 0
+        self._stacks = Stacks(self._compression, 0, _SHARD_BYTES)
         self._unlogged: dict[str, Place] = {}
 
     def _put_array_of_bytes(self, path: str, data: ReadOnlyBuffer) -> None:
@@ -128,17 +133,44 @@ class _ObjectWriter(ArrayWriter):
         encoder: Encoder,
         *,
         key: str,
-        attributes: Mapping[str, Any],
         owned: bool,
+        row: int | None = None,
+        cut: Cut | None = None,
         content: Hashable = None,  # noqa: ARG002 (a file with two names is what it would be for)
     ) -> None:
-        super().write(node, bits, encoder, key=key, attributes=attributes, owned=owned)
+        super().write(node, bits, encoder, key=key, owned=owned, row=row, cut=cut)
 
     def _make_directory(self, directory: str, key: str) -> None:
         """There are no directories."""
 
-    def _write_file(self, path: str, data: bytes | memoryview) -> None:
+    def _shard(self, path: str, count: int, positions: Sequence[int]) -> Shard:
+        return _ObjectShard(path, count, positions, self._write_file)
+
+    def _write_file(self, path: str, data: ReadOnlyBuffer) -> None:
         self._remote.write(path, bytes(data))
+
+
+class _ObjectShard(Shard):
+    """A shard that lies in memory until it is whole."""
+
+    def __init__(
+        self, path: str, count: int, positions: Sequence[int], write: Callable[[str, ReadOnlyBuffer], None]
+    ) -> None:
+        super().__init__(path, count, positions)
+        self._write = write
+        self._parts: dict[int, ReadOnlyBuffer] = {}
+
+    def _put(self, start: int, data: ReadOnlyBuffer) -> None:
+        # Without compression it is a view of the tensor, which nobody changes before the shard is whole.
+        self._parts[start] = data
+
+    def _seal(self) -> None:
+        content = b"".join(self._parts.pop(start) for start in sorted(self._parts))
+        self._write(self.path, content)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._parts.clear()
 
 
 def _document_objects(data: ReadOnlyBuffer) -> Iterator[tuple[str, bytes]]:

@@ -15,6 +15,7 @@ from msformat.filesystem import FileSystem, join
 from msformat.stores.base import Mode
 from msformat.stores.zarr_index import LOG_NAME, Place
 from msformat.stores.zarr_metadata import METADATA_NAME, group_document, is_hashed, load_array, load_node, old_zarr
+from msformat.stores.zarr_stacks import ROWS
 
 __all__ = [
     "LAYOUT_VERSION",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 # In the attribute "msformat" of a unit's group. Readers refuse a higher one.
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 _CHILDREN = ("tensors", "packs", "documents")
 _GROUP_DEPTH = 4
@@ -72,10 +73,19 @@ def _make_group(fs: FileSystem, path: str, *, unit: bool, fsync: bool) -> None:
             fsync_directory(os.path.dirname(directory))
     elif node["node_type"] != "group":
         raise StoreError(f"{directory}: is a Zarr array, not a group")
-    elif node.get("consolidated_metadata") is not None:
-        # zarr-python lists what stands there and nothing else, so what is added now would stay unseen.
-        kept = {name: value for name, value in node.items() if name != "consolidated_metadata"}
+    elif node != (kept := _kept(node, unit=unit)):
         write_atomic(os.path.join(directory, METADATA_NAME), json.dumps(kept, indent=2).encode(), fsync=fsync)
+
+
+def _kept(node: dict[str, Any], *, unit: bool) -> dict[str, Any]:
+    """A group's metadata as it must be for what is added now."""
+    # zarr-python lists what stands there and nothing else, so what is added would stay unseen.
+    kept = {name: value for name, value in node.items() if name != "consolidated_metadata"}
+    attributes = kept.get("attributes")
+    if unit and isinstance(attributes, dict) and "msformat" in attributes and _layout(node) < LAYOUT_VERSION:
+        # An older msformat must not take a row for the whole array.
+        kept["attributes"] = {**attributes, "msformat": {"layout": LAYOUT_VERSION}}
+    return kept
 
 
 def check_unit(fs: FileSystem, group: str) -> None:
@@ -139,10 +149,18 @@ def foreign_places(fs: FileSystem, group: str) -> dict[str, Place]:
     for name in names:
         if is_temporary(name) or fs.kind(join(parent, name, METADATA_NAME)) != "file":
             continue
+        if re.fullmatch(r"[0-9]{1,9}", name) and _is_ours(fs, join(parent, name)):
+            continue
         meta = load_array(fs, join(parent, name)) if is_hashed(name) else None
         key = str(meta.attributes.get("key", name)) if meta else name
         found[key] = Place(array=f"tensors/{name}")
     return found
+
+
+def _is_ours(fs: FileSystem, node: str) -> bool:
+    """Whether an array holds many tensors, whose keys only a lost index knew."""
+    meta = load_array(fs, node)
+    return meta is not None and meta.attributes.get(ROWS) is True
 
 
 def find_groups(fs: FileSystem) -> tuple[str, ...]:

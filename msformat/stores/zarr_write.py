@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,9 +15,12 @@ from numpy.typing import NDArray
 
 from msformat.atomic import fsync_directories, fsync_files, write_atomic
 from msformat.errors import StoreError
-from msformat.stores.codecs import chunk_shape
+from msformat.stores.base import ReadOnlyBuffer
 from msformat.stores.zarr_codecs import Encoder
+from msformat.stores.zarr_jobs import ArrayFile, Job
 from msformat.stores.zarr_metadata import METADATA_NAME, array_document
+from msformat.stores.zarr_shards import FileShard, Shard
+from msformat.stores.zarr_stacks import Cut
 
 __all__ = ["ArrayWriter", "OpenPack"]
 
@@ -62,15 +66,6 @@ class OpenPack:
         return np.frombuffer(bytes(self._data), np.uint8)
 
 
-class _Job:
-    """An array on its way to disk."""
-
-    def __init__(self, key: str, nbytes: int) -> None:
-        self.key = key
-        self.nbytes = nbytes
-        self.done: Future[None] = Future()
-
-
 class ArrayWriter:
     """Writes arrays below a directory.
 
@@ -94,7 +89,7 @@ class ArrayWriter:
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
         self._pending = 0
         self._changed = threading.Condition()
         self._files: list[str] = []
@@ -108,11 +103,12 @@ class ArrayWriter:
         encoder: Encoder,
         *,
         key: str,
-        attributes: Mapping[str, Any],
         owned: bool,
+        row: int | None = None,
+        cut: Cut | None = None,
         content: Hashable = None,
     ) -> None:
-        """Write an array: chunks first, then the metadata that makes them one.
+        """Write an array, chunks first, then the metadata that makes them one; or a row of one, without metadata.
 
         Parameters
         ----------
@@ -124,13 +120,15 @@ class ArrayWriter:
             How chunks are stored.
         key
             The tensor, for messages.
-        attributes
-            Of the array.
         owned
             May be written later, by a thread; an error then surfaces at :meth:`wait`.
+        row
+            Which row of the array ``bits`` are; :meth:`write_metadata` is called later. None: they are all of it.
+        cut
+            How they are cut; None: as all arrays are.
         content
-            Equal for arrays whose bytes are equal once encoded, whatever their shapes. An array of one chunk then
-            shares the chunk's file with the first one of that content, where the file system has hard links.
+            Equal for bits that are equal once encoded, whatever their shapes. What is one file then shares it with the
+            first of that content that was cut alike, where the file system has hard links.
 
         Raises
         ------
@@ -138,25 +136,47 @@ class ArrayWriter:
             Not written.
         """
         self.check_process()
-        chunks = chunk_shape(bits.shape, bits.itemsize)
-        metadata = array_document(bits.shape, chunks, bits.dtype, encoder, attributes=attributes)
+        cut = cut or Cut.of(bits.shape, bits.itemsize)
         directory = os.path.join(self._root, node)
-        job = _Job(key, bits.nbytes)
         self._make_directory(directory, key)
-        pieces = [self._piece(directory, bits, chunks, at, encoder) for at in _grid(bits.shape, chunks)]
-        finish = _bound(self._write_file, os.path.join(directory, METADATA_NAME), metadata)
-        if content is not None and chunks == bits.shape:
-            pieces = [self._shared(content, _chunk_path(directory, (0,) * bits.ndim), job, pieces[0])]
-        if self._threads == 0 or not (owned or (self._threads > 1 and len(pieces) > 1)):
-            self._run(job, directory, [*pieces, finish])
+        grid = _grid(bits.shape, cut.files)
+        files = [self._file(_chunk_path(directory, row, at), bits, cut, at, encoder) for at in grid]
+        job = Job(node if row is None else f"{node}/{row}", directory, key, bits.nbytes, files)
+        if row is None:
+            metadata = array_document(bits.shape, cut.chunks, bits.dtype, encoder, attributes={}, shards=cut.shards)
+            job.metadata = _bound(self._write_file, os.path.join(directory, METADATA_NAME), metadata)
+        if content is not None and cut.layout is not None:
+            self._share(job, (content, cut.layout))
+        if self._threads == 0 or not (owned or (self._threads > 1 and len(job.pieces) > 1)):
+            self._run(job)
             return
         try:
-            self._submit(node, job, directory, pieces, finish)
+            self._submit(job)
         except BaseException:
-            self._by_content.pop(content, None)  # nobody may wait for what was never begun
+            self._by_content.pop(job.content, None)  # nobody may wait for what was never begun
             raise
         if not owned:
-            self.wait(node)
+            self.wait(job.home)
+
+    def write_metadata(self, node: str, metadata: bytes) -> None:
+        """Say anew what an array of rows is.
+
+        Raises
+        ------
+        StoreError
+            Not written; what it said before still stands.
+        """
+        directory = os.path.join(self._root, node)
+        path = os.path.join(directory, METADATA_NAME)
+        try:
+            if self._fsync and os.path.lexists(path):
+                # Rows that a flush promised hang on the old one, so the new one must be on disk before it replaces it.
+                write_atomic(path, metadata)
+            else:
+                self._write_file(path, metadata)
+        except OSError as error:
+            raise _named(error, directory, "") from error
+        self._directories[directory] = None
 
     def _make_directory(self, directory: str, key: str) -> None:
         try:
@@ -170,82 +190,97 @@ class ArrayWriter:
         self._directories[directory] = None
         self._directories[os.path.dirname(directory)] = None
 
-    def _shared(self, content: Hashable, path: str, job: _Job, write: Callable[[], None]) -> Callable[[], None]:
-        """Write a chunk, or give the one of an earlier array a second name."""
-        first = self._by_content.setdefault(content, (path, job.done))
-        if first[0] == path:
-            return write
+    def _share(self, job: Job, content: Hashable) -> None:
+        """Give the file of an earlier array a second name, or be the one that others link to."""
+        file = job.files[0]
+        path, done = self._by_content.setdefault(content, (file.path, job.done))
+        if path == file.path:
+            job.content = content
+        else:
+            job.files = [ArrayFile(file.path, [lambda: self._link(path, done, file)])]
 
-        def share() -> None:
-            # Its turn was before ours, so this waits for no thread that waits for us.
-            if first[1].exception() is not None:
-                write()
-                return
+    def _link(self, first: str, done: Future[None], file: ArrayFile) -> None:
+        # Its turn was before ours, so this waits for no thread that waits for us.
+        if done.exception() is None:
             try:
-                os.link(first[0], path)
+                os.link(first, file.path)
             except OSError:  # no links here, or too many of them
-                write()
+                pass
+            else:
+                return
+        try:
+            for piece in file.pieces:
+                piece()
+        except BaseException:
+            file.abandon()
+            raise
 
-        return share
+    def _file(self, path: str, bits: NDArray[Any], cut: Cut, at: tuple[int, ...], encoder: Encoder) -> ArrayFile:
+        """The file at a place of the grid: a chunk, or a shard of those chunks that are in the array."""
+        if cut.shards is None:
+            return ArrayFile(path, [lambda: self._write_file(path, encoder.encode(_chunk(bits, cut.chunks, at)))])
+        chunks = dict(cut.chunks_of(at))
+        shard = self._shard(path, math.prod(cut.counts), tuple(chunks))
 
-    def _piece(
-        self, directory: str, bits: NDArray[Any], chunks: tuple[int, ...], at: tuple[int, ...], encoder: Encoder
-    ) -> Callable[[], None]:
-        path = _chunk_path(directory, at)
+        def piece(position: int, chunk: tuple[int, ...]) -> Callable[[], None]:
+            return lambda: shard.add(position, encoder.encode(_chunk(bits, cut.chunks, chunk)))
 
-        def write() -> None:
-            region = tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, chunks, strict=True))
-            piece = bits[region] if region else bits
-            if piece.shape != chunks:
-                # Zarr stores the chunks at the end of an axis in full.
-                whole = np.zeros(chunks, bits.dtype)
-                whole[tuple(slice(length) for length in piece.shape)] = piece
-                piece = whole
-            self._write_file(path, encoder.encode(np.ascontiguousarray(piece)))
+        return ArrayFile(path, [piece(*each) for each in chunks.items()], shard)
 
-        return write
+    def _shard(self, path: str, count: int, positions: Sequence[int]) -> Shard:
+        return FileShard(path, count, positions, self._wrote, begin=self._fsync)
 
-    def _write_file(self, path: str, data: bytes | memoryview) -> None:
+    def _write_file(self, path: str, data: ReadOnlyBuffer) -> None:
         write_atomic(path, data, fsync=False, begin=self._fsync)
+        self._wrote(path)
+
+    def _wrote(self, path: str) -> None:
         self._files.append(path)
 
-    def _run(self, job: _Job, directory: str, steps: list[Callable[[], None]]) -> None:
+    def _run(self, job: Job) -> None:
         try:
-            for step in steps:
-                step()
+            for piece in job.pieces:
+                piece()
+            job.finish()
         except BaseException as error:
+            job.abandon()
             job.done.set_exception(error)
             if isinstance(error, OSError):
-                raise _named(error, directory, job.key) from error
+                raise _named(error, job.directory, job.key) from error
             raise
+        job.release()
         job.done.set_result(None)
 
     # --- threads ---------------------------------------------------------------------------------------------------
 
-    def _submit(
-        self, node: str, job: _Job, directory: str, pieces: list[Callable[[], None]], finish: Callable[[], None]
-    ) -> None:
+    def _submit(self, job: Job) -> None:
         with self._changed:
             # One job always may run, however big it is.
             self._changed.wait_for(lambda: self._pending == 0 or self._pending + job.nbytes <= _PENDING_BYTES)
             self._pending += job.nbytes
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-zarr")
-        self._jobs[node] = job
-        chunks = [self._pool.submit(piece) for piece in pieces]
+        self._jobs[job.home] = job
+        chunks = [self._pool.submit(piece) for piece in job.pieces]
         # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
-        self._pool.submit(self._finish, job, directory, chunks, finish)
+        self._pool.submit(self._finish, job, chunks)
 
-    def _finish(self, job: _Job, directory: str, chunks: list[Future[None]], finish: Callable[[], None]) -> None:
-        failure: BaseException | None = None
+    def _finish(self, job: Job, chunks: list[Future[None]]) -> None:
+        # All of them are waited for: nothing may be written any more once the rest is cleaned up.
+        failures = [error for error in [chunk.exception() for chunk in chunks] if error is not None]
         try:
-            for chunk in chunks:
-                chunk.result()
-            finish()
+            if failures:
+                raise failures[0]
+            job.finish()
         except OSError as error:
-            failure = _named(error, directory, job.key)
+            failure: BaseException | None = _named(error, job.directory, job.key)
         except BaseException as error:  # noqa: BLE001 (handed to the thread that waits)
             failure = error
+        else:
+            failure = None
+        if failure is not None:
+            job.abandon()
+        job.release()
         with self._changed:
             self._pending -= job.nbytes
             self._changed.notify_all()
@@ -254,34 +289,34 @@ class ArrayWriter:
         else:
             job.done.set_exception(failure)
 
-    def wait(self, node: str) -> None:
-        """Until an array is written.
+    def wait(self, home: str) -> None:
+        """Until an array, or a row of one, is written.
 
         Raises
         ------
         StoreError
             It was not.
         """
-        job = self._jobs.get(node)
+        job = self._jobs.get(home)
         if job is None:
             return
         self.check_process()
         try:
             job.done.result()
         finally:
-            self._jobs.pop(node, None)
+            self._jobs.pop(home, None)
 
     def failed(self) -> dict[str, BaseException]:
-        """Arrays that came to nothing since the last call, with the error of each; the rest go on."""
+        """Arrays and rows that came to nothing since the last call, with the error of each; the rest go on."""
         failures: dict[str, BaseException] = {}
         while self._jobs:
-            node, job = next(iter(self._jobs.items()))
+            home, job = next(iter(self._jobs.items()))
             if not job.done.done():
                 break
-            del self._jobs[node]
+            del self._jobs[home]
             error = job.done.exception()
             if error is not None:
-                failures[node] = error
+                failures[home] = error
         return failures
 
     def drain(self) -> dict[str, BaseException]:
@@ -338,8 +373,19 @@ def _grid(shape: tuple[int, ...], chunks: tuple[int, ...]) -> list[tuple[int, ..
     return list(itertools.product(*(range(-(-length // chunk)) for length, chunk in zip(shape, chunks, strict=True))))
 
 
-def _chunk_path(directory: str, at: tuple[int, ...]) -> str:
-    return os.path.join(directory, ".".join(map(str, at)) or "0")
+def _chunk_path(directory: str, row: int | None, at: tuple[int, ...]) -> str:
+    return os.path.join(directory, ".".join(map(str, at if row is None else (row, *at))) or "0")
+
+
+def _chunk(bits: NDArray[Any], chunks: tuple[int, ...], at: tuple[int, ...]) -> NDArray[Any]:
+    """A chunk; those at the end of an axis are filled up, as Zarr stores them."""
+    region = tuple(slice(i * c, (i + 1) * c) for i, c in zip(at, chunks, strict=True))
+    piece = bits[region] if region else bits
+    if piece.shape != chunks:
+        whole = np.zeros(chunks, bits.dtype)
+        whole[tuple(slice(length) for length in piece.shape)] = piece
+        piece = whole
+    return np.ascontiguousarray(piece)
 
 
 def _bound(write: Callable[[str, bytes], None], path: str, data: bytes) -> Callable[[], None]:

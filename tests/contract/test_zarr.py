@@ -35,7 +35,7 @@ class TestZarr(StoreContract):
         place = index[key]
         shape = tuple(place["shape"])
         if "array" in place:
-            bits = unit[place["array"]][...]
+            bits = unit[place["array"]][place["row"]]
             return np.asarray(bits), dtype.logical_shape(np.asarray(bits).shape)
         if place["pack"] not in self._packs:
             self._packs[place["pack"]] = unit[place["pack"]][...]
@@ -46,7 +46,8 @@ class TestZarr(StoreContract):
     def flip_byte(self, tmp_path: Path, key: str) -> None:
         root = Path(self.location(tmp_path))
         place = json.loads(zarr.open_group(root, mode="r")["documents/index.json"][:].tobytes())["tensors"][key]
-        chunk = root / place.get("pack", place.get("array")) / "0"
+        node = root / place.get("pack", place.get("array"))
+        (chunk,) = [node / "0"] if "pack" in place else node.glob(f"{place['row']}.*")
         data = bytearray(chunk.read_bytes())
         data[place.get("offset", 0) + 5] ^= 1
         chunk.write_bytes(data)

@@ -1,0 +1,107 @@
+"""Forks writers of tensors in shards that kill themselves. A process of its own: imports are paid once.
+
+Reads one JSON request a line, ``{"store": …, "progress": …, "how": "calls" | "tear" | "not", "when": n}``, and answers
+``{"killed": …, "calls": …, "puts": …}``. ``calls``: SIGKILL in front of the n-th call into C that touches a file, in
+whatever thread. ``tear``: half-way through the n-th piece of a shard, chunk or index. Numbers of the tensors that were
+synced go to the file ``progress``, a line each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msformat.dtypes import dtype_named
+from msformat.stores.base import StoreOptions
+from msformat.stores.zarr import ZarrStore
+from msformat.stores.zarr_codecs import require_numcodecs
+from msformat.stores.zarr_shards import FileShard
+from tests.crash.convert_zygote import TOUCHES_FILES
+
+COUNT = 6
+GROUP = "step0/rank0"
+
+
+def tensor(number: int) -> NDArray[np.float32]:
+    """Of three chunks of up to 8 MiB, the last one not full; each third has the bytes of the one before as a vector."""
+    bits = np.full((2500, 2000), number - number % 3 // 2, np.float32)
+    return bits.reshape(-1) if number % 3 == 2 else bits
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    require_numcodecs()
+    for line in sys.stdin:
+        print(json.dumps(_serve(json.loads(line))), flush=True)
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _run(request, write_end)
+    os.close(write_end)
+    answer = os.read(read_end, 100)
+    os.close(read_end)
+    _, status = os.waitpid(child, 0)
+    if not os.WIFSIGNALED(status) and status != 0:
+        raise SystemExit(f"the writer failed: {request}")
+    return {"killed": os.WIFSIGNALED(status), **json.loads(answer or "{}")}
+
+
+def _run(request: dict[str, Any], answer: int) -> None:
+    write, code = os.write, 1
+    calls, puts = count(1), count(1)
+    last = {"calls": 0, "puts": 0}
+
+    def look(frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call" and getattr(function, "__name__", "") in TOUCHES_FILES:
+            last["calls"] = next(calls)
+            if (request["how"], request["when"]) == ("calls", last["calls"]):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    put = FileShard._put
+
+    def torn(self: FileShard, start: int, data: Any) -> None:
+        last["puts"] = next(puts)
+        if (request["how"], request["when"]) == ("tear", last["puts"]):
+            put(self, start, memoryview(data).cast("B")[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        put(self, start, data)
+
+    FileShard._put = torn  # type: ignore[method-assign]
+    progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        _write(request["store"], progress, look)
+        code = 0
+    finally:
+        sys.setprofile(None)
+        write(answer, json.dumps(last).encode())
+        os._exit(code)
+
+
+def _write(location: str, progress: int, look: Callable[[FrameType, str, Any], None]) -> None:
+    with ZarrStore(location, mode="w", group=GROUP, options=StoreOptions(threads=2)) as store:
+        # Deaths while the groups are made are those of tests/crash/test_zarr_kill.py. The threads start later.
+        threading.setprofile(look)
+        sys.setprofile(look)
+        for number in range(COUNT):
+            store.put(f"x{number}", tensor(number), dtype_named("float32"), owned=True)
+            if number % 2:
+                store.sync()
+                os.write(progress, b"%d\n" % number)
+
+
+if __name__ == "__main__":
+    main()
