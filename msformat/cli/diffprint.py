@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msformat.cli.output import plain, seconds_text
 from msformat.cli.tables import print_table
+from msformat.compare.order import tensors_in_order
 
 if TYPE_CHECKING:
     from msformat.compare.model import DiffResult, Divergence, EntryResult, TensorResult, UnitResult
@@ -130,9 +131,7 @@ def _print_tensors(result: DiffResult, arguments: argparse.Namespace) -> None:
 
 
 def _tensors(result: DiffResult) -> Iterator[tuple[UnitResult, EntryResult, TensorResult]]:
-    return (
-        (unit, entry, tensor) for unit in result.units for entry in unit.entries for tensor in entry.tensors
-    )  # fmt: skip
+    return ((unit, entry, tensor) for unit in result.units for entry, tensor in tensors_in_order(unit.entries))
 
 
 def _is_shown(tensor: TensorResult, result: DiffResult, arguments: argparse.Namespace) -> bool:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from msformat.compare.model import EntryResult, Role, ScalarChange, TensorResult, Verdict
 from msformat.names import parse_entry
 
-__all__ = ["Event", "before", "execution_order", "first_event"]
+__all__ = ["Event", "before", "execution_order", "first_event", "tensors_in_order"]
 
 _EARLY: frozenset[Role] = frozenset(("input", "parameter"))
 
@@ -113,6 +113,21 @@ def first_event(
 
 def _at(entry: EntryResult, event: Event) -> Iterator[TensorResult]:
     return (tensor for tensor in entry.tensors if (tensor.role in _EARLY) == event.is_begin)
+
+
+def tensors_in_order(entries: Sequence[EntryResult]) -> Iterator[tuple[EntryResult, TensorResult]]:
+    """Every tensor with its entry, in order of execution: the first is where trouble begins, the rest what came of it.
+
+    Parameters
+    ----------
+    entries
+        Of one unit, in the order of the documents.
+    """
+    places = {key: at for at, entry in enumerate(entries) for key in (entry.b, entry.a) if key is not None}
+    parents = [places.get(entry.parent) if entry.parent is not None else None for entry in entries]
+    for event in execution_order(entries, parents):
+        entry = entries[event.entry]
+        yield from ((entry, tensor) for tensor in _at(entry, event))
 
 
 def before(entries: Sequence[EntryResult], events: Sequence[Event], place: int, count: int) -> tuple[EntryResult, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import openpyxl
 import pyarrow.parquet
 import pytest
+import torch
 
 import msformat
 from msformat.cli import main
@@ -201,6 +204,22 @@ def test_the_list_of_tensors(dumps: tuple[Path, Path], capsys: pytest.CaptureFix
     listed = run(capsys, *dumps, "--all")[1]
     assert "the first 5 of 5" in listed
     assert "tensors that are not" not in run(capsys, *dumps, "--rows", "0")[1]
+
+
+def test_tensors_are_listed_as_they_came_about(
+    golden: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """msprobe's documents have gradients of parameters behind the forward of their module."""
+    original = golden("torch_8.1.0_mix_tensor") / "step0"
+    shutil.copytree(original, tmp_path / "step0")
+    for name in ("Module.embed.Embedding.parameters_grad.weight", "Module.head.Linear.forward.0.output.0"):
+        path = tmp_path / "step0" / "rank" / "dump_tensor_data" / f"{name}.pt"
+        torch.save(torch.load(path) + 1.0, path)
+    out = run(capsys, tmp_path, original.parent, "--steps", "0")[1]
+    listed = out[out.index("the first 2 of 2") :]
+    assert listed.index("Module.head.Linear.forward.0.output.0") < listed.index(
+        "Module.embed.Embedding.parameters_grad"
+    )
 
 
 def test_the_library(dumps: tuple[Path, Path]) -> None:
