@@ -68,7 +68,7 @@ def test_shared_content_is_read_once(tmp_path: Path, backend: str, reads: list[s
     with fill(tmp_path, backend) as store:
         digests = {key: content_digest(VALUES, FLOAT32) for key in ("a.npy", "b.npy", "c.npy")}
         assert verify_transfer(store, digests) == []
-        assert reads == ["a.npy"]
+        assert len(reads) == 1  # by whichever thread came first
         assert len(verify_transfer(store, {**digests, "b.npy": "0" * 32, "other.npy": digests["a.npy"]})) == 2
 
 
