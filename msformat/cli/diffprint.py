@@ -27,7 +27,8 @@ _MEANINGS = {
     "value": "a saved variable",
 }
 _FRAMES = 6
-_LIBRARIES = ("site-packages", "dist-packages")
+# Frozen modules are Python's own start of a program (runpy, under a launcher) and of an import.
+_LIBRARIES = ("site-packages", "dist-packages", "File <frozen ")
 
 
 def print_result(result: DiffResult, arguments: argparse.Namespace) -> None:

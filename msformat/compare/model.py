@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from msformat.compare.measures import Metrics, NonFinite, StatChange
-from msformat.compare.statistics import statistic_changes
+from msformat.compare.statistics import statistic_changes, statistic_error
 from msformat.model import Stats
 from msformat.units import UnitKey
 
@@ -146,6 +146,7 @@ class TensorResult:
     def severity(self) -> float:
         """A number to sort and to colour by: relative error of the norm of the difference, or of the statistics.
 
+        Of statistics it is the largest, each beside what the verdict judges it by: a mean near zero is all rounding.
         0 for the same, ``inf`` where NaN, shape or presence differ.
         """
         if self.verdict in ("same", "unknown"):
@@ -154,8 +155,9 @@ class TensorResult:
             return float("inf")
         if self.metrics is not None:
             return float("inf") if self.special_mismatch else self.metrics.rel_l2
-        known = [change.relative for change in self.changes.values() if change.relative is not None]
-        return max(known, default=float("inf")) if self.basis == "statistics" else float("inf")
+        if self.basis != "statistics" or not (self.a and self.b and self.a.stats and self.b.stats):
+            return float("inf")
+        return statistic_error(self.a.stats, self.b.stats, self.b.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from msformat.compare.thresholds import Thresholds, is_exact_type
 from msformat.dtypes import DType
 from msformat.model import Stats
 
-__all__ = ["NAMES", "are_equal", "say_anything", "statistic_changes", "statistic_faults"]
+__all__ = ["NAMES", "are_equal", "say_anything", "statistic_changes", "statistic_error", "statistic_faults"]
 
 NAMES = ("max", "min", "mean", "norm")
 # Mean and norm of integers are floats, which tools round in their own ways.
@@ -60,6 +60,29 @@ def _change(a: float | None, b: float | None) -> StatChange:
     if math.isnan(absolute) and math.isnan(a) and math.isnan(b):
         return StatChange(math.nan, 0.0)
     return StatChange(absolute, abs(absolute / b) if b and math.isfinite(absolute) else None)
+
+
+def statistic_error(a: Stats, b: Stats, shape: tuple[int, ...]) -> float:
+    """The largest relative error of a statistic, each beside what :func:`statistic_faults` judges it by.
+
+    ``inf`` where a NaN or an infinity stands against something else, or anything against a tensor of zeros.
+    """
+    values_a, values_b = _numbers(a), _numbers(b)
+    scales = _scales(values_b, math.prod(shape))
+    extremes = (*values_a[:2], *values_b[:2])
+    known = [
+        _relative(x, y, scale)
+        for name, x, y, scale in zip(NAMES, values_a, values_b, scales, strict=True)
+        if x is not None and y is not None and (name in ("max", "min") or not _is_overflow(x, y, extremes))
+    ]
+    return max(known, default=math.inf)
+
+
+def _relative(a: float, b: float, scale: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    error = abs(a - b) / scale if scale else math.inf
+    return error if math.isfinite(error) else math.inf
 
 
 def statistic_faults(

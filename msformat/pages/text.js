@@ -84,7 +84,7 @@ function frameWords([, file, line, called, code]) {
 }
 
 function isLibrary(frame) {
-  return /[\\/](site|dist)-packages[\\/]|[\\/](torch|mindspore)[\\/]nn[\\/]/.test(frame);
+  return /[\\/](site|dist)-packages[\\/]|[\\/](torch|mindspore)[\\/]nn[\\/]|^File <frozen /.test(frame);
 }
 
 /** The innermost frame of the user's own, in a line. */

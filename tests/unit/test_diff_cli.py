@@ -60,6 +60,21 @@ def test_the_headline_comes_first(dumps: tuple[Path, Path], capsys: pytest.Captu
     assert "\x1b" not in out
 
 
+def test_only_frames_of_the_program_are_shown(dumps: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    frames = [
+        "File /env/lib/site-packages/torch/nn/modules/module.py, line 5, in inner, \n result = forward_call(*args)",
+        "File train.py, line 2, in <module>, \n main()",
+        "File <frozen runpy>, line 88, in _run_code, \n ",  # stands before it under `python -m capture run`
+    ]
+    for dump in dumps:
+        stacks = {"1": [["Functional.gelu.0.forward"], frames]}
+        (dump / "step0" / "rank" / "stack.json").write_text(json.dumps(stacks))
+    _, out, _ = run(capsys, *dumps)
+    assert [line.strip() for line in out.splitlines() if line.strip().startswith("File ")] == [
+        "File train.py, line 2, in <module>, main()"
+    ]
+
+
 def test_exit_codes(dumps: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = dumps
     assert run(capsys, a, a, "--quiet")[:2] == (0, "the same within the thresholds\n")

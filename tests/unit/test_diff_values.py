@@ -339,6 +339,25 @@ def test_how_statistics_differ(tmp_path: Path) -> None:
     assert (found.changes["norm"].absolute, found.changes["norm"].relative) == (4.0, None)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "severity"),
+    [
+        ({"Norm": 4.4}, {}, 0.1),
+        ({"Max": 2.1}, {"Max": 2.0}, 0.05),
+        # A mean near zero is all rounding: it counts beside the root mean square, here 4 / sqrt(16) = 1.
+        ({"Norm": 4.01, "Mean": 5e-9}, {"Mean": 1e-9}, 0.0025),
+        ({"Norm": 4.01, "Min": 1e-9}, {"Min": 2e-9}, 0.0025),
+        ({"Norm": math.inf, "Max": 2.1}, {}, 0.05),
+        ({"Max": math.nan}, {}, math.inf),
+        ({"Norm": 1.0}, {"Max": 0.0, "Min": 0.0, "Mean": 0.0, "Norm": 0.0}, math.inf),
+    ],
+)
+def test_severity_of_statistics_is_what_the_verdict_is_about(
+    tmp_path: Path, a: dict[str, Any], b: dict[str, Any], severity: float
+) -> None:
+    assert described(tmp_path, a, b).severity == pytest.approx(severity, rel=1e-6)
+
+
 def test_digests_decide_where_they_are(tmp_path: Path) -> None:
     same = described(tmp_path / "same", {"md5": "0000ABCD", "Max": 2.0001}, {"md5": "0000abcd"})
     assert (same.verdict, same.basis) == ("same", "digest")
