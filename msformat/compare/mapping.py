@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from msformat.errors import FormatError
 from msformat.extras import optional
 from msformat.jsontext import parse_json
 from msformat.names import API_PREFIXES, OpName, parse_data_name, parse_entry
+from msformat.plaintext import shortened
 
 __all__ = ["NameMapping", "load_mapping", "parse_mapping"]
 
@@ -145,9 +147,21 @@ def load_mapping(path: str | os.PathLike[str]) -> NameMapping:
 def _load_yaml(data: bytes, source: str) -> Any:
     yaml = optional("yaml", "diff", "a mapping in YAML")
     try:
-        return yaml.safe_load(data)
+        return yaml.load(data, _text_loader(yaml))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise FormatError(f"{source}: {str(error).splitlines()[0]}") from error
+
+
+def _text_loader(yaml: Any) -> Any:
+    """A loader of texts: ``no`` and ``010`` are names, no tag makes a value, no merge (``<<``) grows."""
+
+    class TextLoader(yaml.BaseLoader):  # type: ignore[misc]
+        pass
+
+    null = "tag:yaml.org,2002:null"
+    TextLoader.add_implicit_resolver(null, re.compile("(~|null|)$"), ["~", "n", ""])
+    TextLoader.add_constructor(null, lambda _loader, _node: None)
+    return TextLoader
 
 
 def parse_mapping(value: Any, source: str) -> NameMapping:
@@ -172,9 +186,17 @@ def parse_mapping(value: Any, source: str) -> NameMapping:
 def _names(value: Any, source: str) -> dict[str, str]:
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(isinstance(word, (str, int)) for pair in value.items() for word in pair):
-        raise FormatError(f"{source}: expected names with names, found {json.dumps(value, default=str)[:80]}")
+    if not isinstance(value, dict):
+        raise FormatError(f"{source}: expected names with names, found {_shown(value)}")
+    for name, other in value.items():
+        if not isinstance(name, (str, int)) or not isinstance(other, (str, int)):
+            raise FormatError(f"{source}: expected a name for '{shortened(str(name), 80)}', found {_shown(other)}")
     return {str(name): str(other) for name, other in value.items()}
+
+
+def _shown(value: Any) -> str:
+    """A value for a message. Aliases of YAML make containers endless, or huge once they are written out."""
+    return f"a {type(value).__name__}" if isinstance(value, (list, dict)) else shortened(json.dumps(value), 80)
 
 
 def _of_layers(value: Mapping[str, Any], source: str) -> dict[str, dict[str, str]]:

@@ -210,6 +210,31 @@ def test_yaml_never_makes_objects(tmp_path: Path) -> None:
         msformat.load_mapping(place)
 
 
+@pytest.mark.parametrize("tag", ["int", "float", "bool", "timestamp"])
+def test_words_of_yaml_are_text(tmp_path: Path, tag: str) -> None:
+    """``no`` is no truth value, ``010`` no eight, and a tag that does not fit breaks nothing."""
+    place = tmp_path / "names.yaml"
+    place.write_text(f"modules:\n  a: no\n  b: 010\n  c: !!{tag} x\n  d: !!{tag} ''\napis:\nentries: ~\n")
+    assert msformat.load_mapping(place).modules == {"a": "no", "b": "010", "c": "x", "d": ""}
+
+
+@pytest.mark.parametrize("more", ["[{0}]", "{{<<: [{0}]}}"], ids=["aliases", "merges"])
+def test_yaml_that_grows_without_end(tmp_path: Path, more: str) -> None:
+    """Forty levels of nine aliases: more than any memory, written out."""
+    lines = ["a0: &a0 {x: y}", *(f"a{n}: &a{n} {more.format(','.join([f'*a{n - 1}'] * 9))}" for n in range(1, 40))]
+    place = tmp_path / "names.yaml"
+    place.write_text("\n".join(lines))
+    with pytest.raises(msformat.FormatError, match="name"):
+        msformat.load_mapping(place)
+
+
+def test_yaml_in_a_circle(tmp_path: Path) -> None:
+    place = tmp_path / "names.yaml"
+    place.write_text("a: &a [*a]\n")
+    with pytest.raises(msformat.FormatError):
+        msformat.load_mapping(place)
+
+
 def test_tensors_of_an_entry_find_each_other(tmp_path: Path) -> None:
     """By place; parameters by the names of frameworks; arguments by position here and by name there; a user's say."""
     shared = np.arange(6, dtype=np.float32).reshape(2, 3)
