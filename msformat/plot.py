@@ -213,12 +213,22 @@ def nonfinite_map(
     handles = [patch(color=shade, label=name) for name, shade in colours.values()]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1))
     # Names of what is bad; where nothing is, as many as can be read.
-    bad = np.flatnonzero(np.where(np.isnan(found.worst), FINITE, found.worst).max(axis=1) > FINITE)
-    shown = [int(bad[at]) for at in _spread(len(bad))] or _spread(len(found.names))
+    shown = _bad_rows(np.where(np.isnan(found.worst), FINITE, found.worst).max(axis=1)) or _spread(len(found.names))
     axes.set_yticks(shown, [_shown(found.names[row]) for row in shown], fontsize="small", **_VERBATIM)
     _label_steps(axes, found.steps, np.arange(len(found.steps)))
     several = "" if found.entries == len(found.names) else f", {-(-found.entries // len(found.names))} to a line"
     return _finished(axes, xlabel="step", ylabel=f"{found.entries} entries{several}", title="NaN and infinities")
+
+
+def _bad_rows(worst: NDArray[np.float64]) -> list[int]:
+    """Lines with NaN, then those with infinities, apart so that names can be read; of neighbours the first."""
+    gap = -(-len(worst) // _MOST_LABELS)
+    taken: list[int] = []
+    for level in (NAN, INFINITE):
+        for row in map(int, np.flatnonzero(worst == level)):
+            if all(abs(row - other) >= gap for other in taken):
+                taken.append(row)
+    return sorted(taken)
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------

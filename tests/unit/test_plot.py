@@ -174,6 +174,18 @@ def test_no_nan_is_lost_among_many_entries(tmp_path: Path) -> None:
     assert "30000 entries, 60 to a line" in axes.get_ylabel()
 
 
+def test_names_of_neighbours_do_not_cover_each_other_and_nan_goes_first(tmp_path: Path) -> None:
+    keys = [f"Torch.mul.{n}.forward" for n in range(400)]
+    values = {100: math.inf, 101: math.inf, 102: math.nan, 103: math.nan, 300: math.inf, 301: math.inf}
+    data = {key: {"output": [record(np.zeros(1), Max=values.get(n, 0.0))]} for n, key in enumerate(keys)}
+    write_unit(tmp_path / "step0" / "rank0", data)
+    axes = plot.nonfinite_map(msformat.open(tmp_path))
+    axes.figure.canvas.draw()
+    boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [keys[102], keys[300]]
+    assert not boxes[0].overlaps(boxes[1])
+
+
 # --- histograms ------------------------------------------------------------------------------------------------------
 
 
