@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msformat.credentials import hide_credentials
+from msformat.errors import FormatError
 from msformat.plaintext import plain
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "print_json",
     "problem",
     "seconds_text",
+    "spare_inputs",
     "spoken_warnings",
 ]
 
@@ -142,3 +144,20 @@ def seconds_text(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def spare_inputs(output: str, *inputs: str | None) -> None:
+    """Refuse an output that would replace a file of what is read; an earlier page there may be replaced.
+
+    Raises
+    ------
+    FormatError
+        It would.
+    """
+    place = os.path.realpath(output)
+    if not os.path.isfile(place) or place.lower().endswith((".html", ".htm")):
+        return
+    for given in filter(None, inputs):
+        there = os.path.realpath(given)
+        if place == there or place.startswith(os.path.join(there, "")):
+            raise FormatError(f"{output}: is there already, in {given}, which is only read: name another file")

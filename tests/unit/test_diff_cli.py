@@ -244,3 +244,14 @@ def test_the_library(dumps: tuple[Path, Path]) -> None:
     assert told[-1] == ("step0/rank", 5, 5)
     assert found.divergence is not None
     assert found.first_bits is not None
+
+
+@pytest.mark.parametrize("command", ["diff", "report"])
+def test_what_is_read_is_never_written(
+    dumps: tuple[Path, Path], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = dumps[0] / "step0" / "rank" / "dump.json"
+    before = document.read_bytes()
+    assert main([command, *map(str, dumps), "-o", str(document)]) == 2
+    assert "name another file" in capsys.readouterr().err
+    assert document.read_bytes() == before
