@@ -25,6 +25,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ class NameMapping:
     parameters: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # Parts of the longest name for a part of a path: a stranger's path may have thousands.
+    _longest: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        names = chain(self.modules, *self.children.values())
+        object.__setattr__(self, "_longest", max((name.count(".") + 1 for name in names), default=0))
 
     def name(self, key: str, name: OpName | None, classes: Mapping[str, str]) -> OpName | None:
         """What the entry is called in B; None where the mapping says nothing of it.
@@ -88,7 +95,7 @@ class NameMapping:
         if whole in self.modules:
             path, _, class_name = self.modules[whole].rpartition(".")
             return replace(name, path=path, class_name=class_name)
-        path = self._below(name.path, classes) if self.children else _rewritten(name.path, self.modules)
+        path = self._below(name.path, classes) if self.children else _rewritten(name.path, self.modules, self._longest)
         return replace(name, path=path) if path != name.path else None
 
     def _below(self, path: str, classes: Mapping[str, str]) -> str:
@@ -96,8 +103,9 @@ class NameMapping:
         parts, made, at = path.split("."), list[str](), 0
         while at < len(parts):
             names = self.children.get(classes.get(".".join(parts[:at]), ""), {})
+            most = min(len(parts), at + self._longest)
             taken = next(
-                (end for end in range(len(parts), at, -1) if ".".join(parts[at:end]) in names), at + 1
+                (end for end in range(most, at, -1) if ".".join(parts[at:end]) in names), at + 1
             )  # fmt: skip
             here = ".".join(parts[at:taken])
             made.append(names.get(here, here))
@@ -110,10 +118,10 @@ class NameMapping:
         return head + dot + self.parameters.get(last, last)
 
 
-def _rewritten(path: str, names: Mapping[str, str]) -> str:
-    """The path with its longest mapped part, from a dot to a dot, replaced."""
+def _rewritten(path: str, names: Mapping[str, str], longest: int) -> str:
+    """The path with its longest mapped part, from a dot to a dot, replaced; no name has more parts than ``longest``."""
     parts = path.split(".")
-    for length in range(len(parts), 0, -1):
+    for length in range(min(longest, len(parts)), 0, -1):
         for at in range(len(parts) - length + 1):
             found = names.get(".".join(parts[at : at + length]))
             if found is not None:

@@ -228,6 +228,17 @@ def test_yaml_that_grows_without_end(tmp_path: Path, more: str) -> None:
         msformat.load_mapping(place)
 
 
+def test_a_path_of_very_many_parts() -> None:
+    """Looking for each run of its parts would take hours."""
+    path = ".".join(["a"] * 20_000)
+    name = parse_entry(f"Module.{path}.b.c.Linear.forward.0")
+    for value in ({"modules": {"b.c": "d"}}, {"Cell": {path[:1]: "a"}, "Linear": {"b.c": "d"}}):
+        parse_mapping(value, "names").name("x", name, {})
+    found = parse_mapping({"modules": {"b.c": "d"}}, "names").name("x", name, {})
+    assert found is not None
+    assert found.path == f"{path}.d"
+
+
 def test_yaml_in_a_circle(tmp_path: Path) -> None:
     place = tmp_path / "names.yaml"
     place.write_text("a: &a [*a]\n")
