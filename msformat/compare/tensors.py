@@ -62,10 +62,16 @@ class TensorComparer:
     ----------
     thresholds
         When they are different.
+
+    Attributes
+    ----------
+    missing
+        By side, tensors that the document names and the store has not; documents are all there is of them.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
+        self.missing: dict[str, list[str]] = {"a": [], "b": []}
         self._measure = PairMeasure()
 
     def compare(self, a: Tensor, b: Tensor, role: Role) -> TensorResult:
@@ -80,6 +86,7 @@ class TensorComparer:
     def _compare(self, a: Tensor, b: Tensor, role: Role) -> TensorResult:
         notes = _type_notes(a, b)
         if not (a.has_data and b.has_data):
+            self._note_missing(a, b)
             verdict, basis, reasons = self._by_documents(a, b)
             return TensorResult(side_of(a), side_of(b), role, verdict, basis, (*reasons, *notes))
         stored_a, stored_b = a.stored, b.stored
@@ -95,6 +102,11 @@ class TensorComparer:
             (*reasons, *notes, *measured.notes), measured.metrics,
             measured.special_a, measured.special_b, measured.mismatch,
         )  # fmt: skip
+
+    def _note_missing(self, a: Tensor, b: Tensor) -> None:
+        for side, tensor in (("a", a), ("b", b)):
+            if tensor.meta.data_name is not None and not tensor.has_data:
+                self.missing[side].append(tensor.meta.data_name)
 
     def _judge(self, measured: Measured, dtypes: tuple[DType, DType]) -> tuple[Verdict, tuple[str, ...]]:
         if measured.same:

@@ -119,11 +119,13 @@ class _UnitComparison:
             entries = tuple(self._compare_all(places, calls_a, calls_b))
         events = execution_order(entries, _parents(entries, calls_a, calls_b))
         problems += self._unreadable
+        lost, stripped = self._missing()
+        problems += lost
         return UnitResult(
             self._a.key, self._b.key, entries,
             self._divergence(entries, events, calls_a, calls_b),
             self._find(entries, events, calls_a, calls_b, lambda verdict: verdict in ("close", "different")),
-            tuple(problems), tuple(self._header_notes()),
+            tuple(problems), (*self._header_notes(), *stripped),
         )  # fmt: skip
 
     def _header_notes(self) -> Iterator[str]:
@@ -132,6 +134,21 @@ class _UnitComparison:
             ours, theirs = getattr(self._a.header, name), getattr(self._b.header, name)
             if ours != theirs and ours and theirs:
                 yield f"{name} {ours} against {theirs}"
+
+    def _missing(self) -> tuple[list[str], list[str]]:
+        """What to say of tensors that are not stored: a fault, unless a side has none at all (a dump sent without them).
+
+        Both are compared by statistics and digests of the documents, which two runs may well share.
+        """
+        lost: list[str] = []
+        stripped: list[str] = []
+        for side, unit in (("a", self._a), ("b", self._b)):
+            names = self._tensors.missing[side]
+            if names:
+                words = f"{side}: {len(names)} tensors are named but not stored, the first {names[0]!r}"
+                place = lost if _stores_any(unit) else stripped
+                place.append(f"{words}; what the documents say was compared in their place")
+        return lost, stripped
 
     def _is_wanted(self, place: Place) -> bool:
         key = place[0] if place[0] is not None else place[1]
@@ -156,10 +173,7 @@ class _UnitComparison:
 
     def _have_values(self) -> bool:
         """Whether threads have something to read: what documents say is compared by the interpreter alone."""
-        try:
-            return all(next(iter(unit.store.keys()), None) is not None for unit in (self._a, self._b))
-        except _BAD_UNIT:
-            return False
+        return _stores_any(self._a) and _stores_any(self._b)
 
     def _compare(self, place: Place, a: Calls, b: Calls) -> EntryResult:
         key_a, key_b, match = place
@@ -225,6 +239,13 @@ class _UnitComparison:
             tuple(calls.parents(entry.key)),
             before(entries, events, place, self._job.context),
         )  # fmt: skip
+
+
+def _stores_any(unit: Unit) -> bool:
+    try:
+        return next(iter(unit.store.keys()), None) is not None
+    except _BAD_UNIT:
+        return False
 
 
 @contextmanager

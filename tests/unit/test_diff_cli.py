@@ -237,6 +237,24 @@ def test_tensors_are_listed_as_they_came_about(
     )
 
 
+def test_tensors_that_are_gone_are_no_silent_success(
+    golden: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Statistics of the documents are still equal."""
+    original = golden("torch_8.1.0_mix_tensor")
+    shutil.copytree(original / "step0", tmp_path / "step0")
+    data = tmp_path / "step0" / "rank" / "dump_tensor_data"
+    (data / "Module.head.Linear.forward.0.output.0.pt").unlink()
+    code, out, err = run(capsys, tmp_path, original, "--steps", "0")
+    said = "a: 1 tensors are named but not stored, the first 'Module.head.Linear.forward.0.output.0.pt'"
+    assert code == 1
+    assert said in out + err
+    shutil.rmtree(data)
+    code, out, err = run(capsys, tmp_path, original, "--steps", "0")
+    assert code == 0
+    assert "tensors are named but not stored" in out + err
+
+
 def test_the_library(dumps: tuple[Path, Path]) -> None:
     told: list[tuple[str, int, int]] = []
     found = msformat.diff(*dumps, progress=lambda *step: told.append(step))
