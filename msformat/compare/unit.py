@@ -136,7 +136,7 @@ class _UnitComparison:
                 yield f"{name} {ours} against {theirs}"
 
     def _missing(self) -> tuple[list[str], list[str]]:
-        """What to say of tensors that are not stored: a fault, unless a side has none at all (a dump sent without them).
+        """What to say of tensors that are not stored: a fault, unless a side has none at all, as a dump sent alone.
 
         Both are compared by statistics and digests of the documents, which two runs may well share.
         """
