@@ -66,12 +66,15 @@ def test_a_killed_worker_loses_and_repeats_nothing(
         report = _convert(src, tmp_path / "out", executor, to="hdf5")
     assert report.exit_code == 0, report.as_json()
     assert killing.deaths() == 1
-    assert killing.conversions() == dict.fromkeys(UNITS, 1)
     assert [unit.key for unit in report.units] == list(UNITS)
     there_already = {unit.key for unit in report.units if unit.skipped}
+    # The pool ends the other workers, too: one of them may have finished a unit and not yet said so.
+    unsaid = set(UNITS) - set(killing.conversions())
+    assert unsaid <= there_already
+    assert killing.conversions() == dict.fromkeys((unit for unit in UNITS if unit not in unsaid), 1)
     assert (UNITS[1] in there_already) == (at < 0)
     # A cluster asks again for what a dead worker had done but not yet told; that is found done.
-    assert where == "cluster" or there_already <= {UNITS[1]}
+    assert where == "cluster" or there_already <= {UNITS[1], *unsaid}
     _is_whole(src, tmp_path / "out", tmp_path / "back")
 
 
