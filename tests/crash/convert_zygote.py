@@ -6,7 +6,6 @@ Reads one JSON request a line, ``{"src": …, "dst": …, "options": {…}, "at"
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -17,11 +16,7 @@ from typing import Any
 
 from msformat.convert import ConvertOptions, convert
 from msformat.stores.registry import store_class
-
-TOUCHES_FILES = frozenset((
-    "open", "write", "writelines", "flush", "fsync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir",
-    "ftruncate", "truncate", "close", "flock", "create", "create_hard", "write_direct_chunk", "scandir",
-))  # fmt: skip
+from tests.crash.forking import TOUCHES_FILES, serve
 
 
 def main() -> None:
@@ -31,24 +26,10 @@ def main() -> None:
     import h5py  # noqa: F401
     import numcodecs  # noqa: F401
 
-    for line in sys.stdin:
-        print(json.dumps(_serve(json.loads(line))), flush=True)
+    serve(_convert)
 
 
-def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        _run(request, write_end)
-    os.close(write_end)
-    calls = os.read(read_end, 100)
-    os.close(read_end)
-    _, status = os.waitpid(child, 0)
-    return {"killed": os.WIFSIGNALED(status), "calls": int(calls or 0)}
-
-
-def _run(request: dict[str, Any], answer: int) -> None:
+def _convert(request: dict[str, Any]) -> dict[str, Any]:
     numbers = count(1)
     last = [0]
 
@@ -58,15 +39,12 @@ def _run(request: dict[str, Any], answer: int) -> None:
             if last[0] == request["at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    code = 1
-    try:
-        threading.setprofile(look)
-        sys.setprofile(look)
-        code = convert(request["src"], request["dst"], ConvertOptions(**request["options"])).exit_code
-    finally:
-        sys.setprofile(None)
-        os.write(answer, str(last[0]).encode())
-        os._exit(code)
+    threading.setprofile(look)
+    sys.setprofile(look)
+    report = convert(request["src"], request["dst"], ConvertOptions(**request["options"]))
+    sys.setprofile(None)
+    assert report.exit_code == 0, report.as_json()
+    return {"calls": last[0]}
 
 
 if __name__ == "__main__":

@@ -13,10 +13,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from msformat.convert import ConvertReport
 from msformat.convert_unit import UnitJob, UnitReport
-from tests.crash.convert_zygote import TOUCHES_FILES
+from tests.crash.forking import TOUCHES_FILES
 
-__all__ = ["Killing"]
+__all__ = ["Killing", "found_done"]
+
+
+def found_done(report: ConvertReport, conversions: dict[str, int]) -> set[str]:
+    """Units that were there when a worker was asked again. Each unit of a report was converted to its end once.
+
+    When a worker dies, the pool ends the others, too: what these had done but not yet told is found done.
+    """
+    there_already = {unit.key for unit in report.units if unit.skipped}
+    unsaid = {unit.key for unit in report.units} - set(conversions)
+    assert unsaid <= there_already
+    assert set(conversions.values()) <= {1}
+    return there_already
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ is never forked.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import count
@@ -20,6 +18,7 @@ from typing import Any
 from msformat.convert import ConvertOptions, convert
 from msformat.convert_unit import UnitJob, UnitReport
 from msformat.stores.registry import store_class
+from tests.crash.forking import serve
 
 __all__ = ["CHANGES", "COMPLETING", "PART_BYTES", "KillingAtRequest"]
 
@@ -123,31 +122,14 @@ def main() -> None:
 
     for backend in ("files", "hdf5", "zarr"):
         store_class(backend)
-    for line in sys.stdin:
-        print(json.dumps(_serve(json.loads(line))), flush=True)
+    serve(_convert)
 
 
-def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        _run(request, write_end)
-    os.close(write_end)
-    events = os.read(read_end, 100)
-    os.close(read_end)
-    _, status = os.waitpid(child, 0)
-    return {"killed": os.WIFSIGNALED(status), "events": int(events or 0)}
-
-
-def _run(request: dict[str, Any], answer: int) -> None:
-    code = 1
-    try:
-        last = arm(request["at"])
-        code = convert(request["src"], request["dst"], ConvertOptions(**request["options"])).exit_code
-        os.write(answer, str(last[0]).encode())
-    finally:
-        os._exit(code)
+def _convert(request: dict[str, Any]) -> dict[str, Any]:
+    last = arm(request["at"])
+    report = convert(request["src"], request["dst"], ConvertOptions(**request["options"]))
+    assert report.exit_code == 0, report.as_json()
+    return {"events": last[0]}
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ synced go to the file ``progress``, a line each.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -26,7 +25,7 @@ from msformat.stores.base import StoreOptions
 from msformat.stores.zarr import ZarrStore
 from msformat.stores.zarr_codecs import require_numcodecs
 from msformat.stores.zarr_shards import FileShard
-from tests.crash.convert_zygote import TOUCHES_FILES
+from tests.crash.forking import TOUCHES_FILES, serve
 
 COUNT = 6
 GROUP = "step0/rank0"
@@ -41,27 +40,10 @@ def tensor(number: int) -> NDArray[np.float32]:
 def main() -> None:
     """Serve until standard input ends."""
     require_numcodecs()
-    for line in sys.stdin:
-        print(json.dumps(_serve(json.loads(line))), flush=True)
+    serve(_run)
 
 
-def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        _run(request, write_end)
-    os.close(write_end)
-    answer = os.read(read_end, 100)
-    os.close(read_end)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status) and status != 0:
-        raise SystemExit(f"the writer failed: {request}")
-    return {"killed": os.WIFSIGNALED(status), **json.loads(answer or "{}")}
-
-
-def _run(request: dict[str, Any], answer: int) -> None:
-    write, code = os.write, 1
+def _run(request: dict[str, Any]) -> dict[str, Any]:
     calls, puts = count(1), count(1)
     last = {"calls": 0, "puts": 0}
 
@@ -82,13 +64,8 @@ def _run(request: dict[str, Any], answer: int) -> None:
 
     FileShard._put = torn  # type: ignore[method-assign]
     progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    try:
-        _write(request["store"], progress, look)
-        code = 0
-    finally:
-        sys.setprofile(None)
-        write(answer, json.dumps(last).encode())
-        os._exit(code)
+    _write(request["store"], progress, look)
+    return last
 
 
 def _write(location: str, progress: int, look: Callable[[FrameType, str, Any], None]) -> None:

@@ -12,23 +12,17 @@ killed from outside after so many seconds.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 from msformat.stores.base import StoreOptions
 from msformat.stores.registry import store_class
 from msformat.writer import DumpWriter
+from tests.crash.forking import TOUCHES_FILES, serve
 from tests.crash.workload import BACKENDS, HEADER, put, steps
-
-_TOUCHES_FILES = frozenset((
-    "open", "write", "writelines", "flush", "fsync", "replace", "rename", "link", "unlink", "remove", "mkdir", "rmdir",
-    "ftruncate", "truncate", "close", "flock", "create", "create_hard", "write_direct_chunk",
-))  # fmt: skip
 
 
 def main() -> None:
@@ -36,8 +30,7 @@ def main() -> None:
     for backend in BACKENDS:
         store_class(backend)
     _warm_up()
-    for line in sys.stdin:
-        print(json.dumps(_serve(json.loads(line))), flush=True)
+    serve(_run)
 
 
 def _warm_up() -> None:
@@ -46,34 +39,14 @@ def _warm_up() -> None:
     import numcodecs  # noqa: F401
 
 
-def _serve(request: dict[str, Any]) -> dict[str, Any]:
-    began = time.monotonic()
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read_end)
-        _run(request, write_end)
-    os.close(write_end)
-    if request["how"] == "time":
-        time.sleep(request["when"])
-        os.kill(child, signal.SIGKILL)
-    calls = os.read(read_end, 100)
-    os.close(read_end)
-    _, status = os.waitpid(child, 0)
-    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-    if not killed and status != 0:
-        raise SystemExit(f"the writer failed: {request}")
-    return {"killed": killed, "calls": int(calls or 0), "seconds": time.monotonic() - began}
-
-
-def _run(request: dict[str, Any], report: int) -> None:
+def _run(request: dict[str, Any]) -> dict[str, Any]:
     """The writer's life."""
     calls = 0
     write = os.write
 
     def count(_: Any, event: str, called: Any) -> None:
         nonlocal calls
-        if event == "c_call" and getattr(called, "__name__", "") in _TOUCHES_FILES:
+        if event == "c_call" and getattr(called, "__name__", "") in TOUCHES_FILES:
             calls += 1
             if request["how"] == "calls" and calls == request["when"]:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -90,9 +63,7 @@ def _run(request: dict[str, Any], report: int) -> None:
                 writer.commit()
                 write(progress, b"%d\n" % (number + 1))
     write(progress, b"finished\n")
-    sys.setprofile(None)
-    write(report, b"%d" % calls)
-    os._exit(0)
+    return {"calls": calls}
 
 
 def _tearing(write: Callable[[int, Any], int], journal: str, when: int) -> Callable[[int, Any], int]:
