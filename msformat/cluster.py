@@ -19,6 +19,7 @@ from msformat.errors import BackendMissingError, MsformatError, StoreError
 __all__ = ["cluster_executor", "shared_path"]
 
 _CONNECT_SECONDS = 30
+_LARGEST_PORT = 65535
 
 
 @contextmanager
@@ -37,13 +38,13 @@ def cluster_executor(address: str) -> Iterator[Executor]:
     BackendMissingError
         distributed is not installed.
     StoreError
-        No scheduler answers there, it has no workers, or these do not have msformat.
+        That is no address, no scheduler answers there, it has no workers, or these do not have msformat.
     """
     try:
         distributed: Any = import_module("distributed")
     except ImportError as error:
         raise BackendMissingError("distributed", "dask", f"running on the cluster at {address}") from error
-    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": address}
+    where = {"scheduler_file": address} if os.path.isfile(address) else {"address": _checked(address)}
     try:
         client = distributed.Client(**where, timeout=_CONNECT_SECONDS, set_as_default=False, name="msformat")
     except (OSError, ValueError, TypeError) as error:
@@ -53,6 +54,17 @@ def cluster_executor(address: str) -> Iterator[Executor]:
         yield _ClusterExecutor(client)
     finally:
         client.close(timeout=_CONNECT_SECONDS)
+
+
+def _checked(address: str) -> str:
+    """An address that can be one: a client that cannot make sense of it takes a minute to give up."""
+    try:
+        _, port = import_module("distributed.comm").get_address_host_port(address)
+    except ValueError as error:
+        raise StoreError(f"{address}: no scheduler file and no dask scheduler's address (tcp://host:8786)") from error
+    if not 0 < port <= _LARGEST_PORT:
+        raise StoreError(f"{address}: no dask scheduler has a port {port}")
+    return address
 
 
 class _ClusterExecutor(Executor):

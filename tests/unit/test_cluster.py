@@ -82,9 +82,17 @@ def test_no_scheduler_there(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
-def test_no_scheduler_on_the_command_line(src: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", str(src), "--dask", "nonsense"]) == 2
-    assert "no dask scheduler" in capsys.readouterr().err
+@pytest.mark.parametrize("address", ["nonsense", "tcp://host", "host:name", "smoke://host:8786", "host:99999"])
+@pytest.mark.parametrize("command", ["verify {src}", "convert {src} {dst}", "diff {src} {src}"])
+def test_what_is_no_address_is_refused_at_once(
+    address: str, command: str, src: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("distributed.Client", lambda *_, **__: pytest.fail("a client takes a minute to give up"))
+    words = command.format(src=src, dst=src.with_name("made")).split()
+    assert main([*words, "--dask", address]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert address in said
+    assert "no dask scheduler" in said
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="no process groups")
