@@ -63,25 +63,32 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
         Wait until bytes and name are on disk.
     """
     temporary = temporary_sibling(path)
-    # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
-    try:
+    with _naming(path):
+        # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
         stream = open(temporary, "xb")  # noqa: SIM115 (closed below, before the rename)
-    except OSError as error:
-        # The temporary is a name nobody asked for.
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     try:
         with stream:
             yield stream
             stream.flush()
             if fsync:
                 os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        with _naming(path):
+            os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             Path(temporary).unlink()
         raise
     if fsync:
         fsync_directory(Path(path).parent)
+
+
+@contextlib.contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have errors name the file that was asked for, and not its temporary."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 @contextlib.contextmanager

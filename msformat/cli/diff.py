@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msformat.cli.diffprint import print_result
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import executor_of, plain, print_json, problem, spare_inputs
+from msformat.cli.output import check_output, executor_of, plain, print_json, problem
 from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     outputs = list(_outputs(arguments))
     for _, path in outputs:
-        spare_inputs(path, arguments.a, arguments.b, arguments.map)
+        check_output(path, arguments.a, arguments.b, arguments.map)
     options = options_of(arguments)
     show = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
     with executor_of(arguments.dask) as executor, EntriesBar(enabled=show) as progress:

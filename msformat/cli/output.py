@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import math
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "bytes_text",
+    "check_output",
     "console",
     "drop",
     "executor_of",
@@ -32,7 +34,6 @@ __all__ = [
     "print_json",
     "problem",
     "seconds_text",
-    "spare_inputs",
     "spoken_warnings",
 ]
 
@@ -146,14 +147,20 @@ def seconds_text(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def spare_inputs(output: str, *inputs: str | None) -> None:
-    """Refuse an output that would replace a file of what is read; an earlier page there may be replaced.
+def check_output(output: str, *inputs: str | None) -> None:
+    """Refuse a file that cannot be written, before minutes of work.
 
     Raises
     ------
+    OSError
+        It is a folder, or there is no folder for it.
     FormatError
-        It would.
+        It would replace a file of what is read; an earlier page there may be replaced.
     """
+    if os.path.isdir(output):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), output)
+    if not os.path.isdir(os.path.dirname(output) or "."):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), output)
     place = os.path.realpath(output)
     if not os.path.isfile(place) or place.lower().endswith((".html", ".htm")):
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from msformat.cli.diff import EntriesBar, add_selection, add_thresholds, options_of
 from msformat.cli.inspect import PATH_HELP, add_command, is_wanted
-from msformat.cli.output import bytes_text, executor_of, plain, print_json, problem, spare_inputs
+from msformat.cli.output import bytes_text, check_output, executor_of, plain, print_json, problem
 from msformat.errors import FormatError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _port(text: str) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     from msformat.pages.page import write_page  # noqa: PLC0415 (only this command pays for it)
 
-    spare_inputs(arguments.output, arguments.a, arguments.b)
+    check_output(arguments.output, arguments.a, arguments.b)
     source = _source(arguments)
     with _Line() as line:
         done = write_page(source, arguments.output, most_bytes=arguments.size * 1_000_000, tell=line.say)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from msformat.atomic import output_file
 from msformat.compare.document import as_json
@@ -113,9 +114,24 @@ def _arrow_cell(row: Mapping[str, Any], name: str) -> Any:
 def write_xlsx(result: DiffResult, path: str | os.PathLike[str]) -> None:
     """A workbook as msprobe makes one: a row a tensor, those that differ coloured; more sheets where one is full."""
     openpyxl = optional("openpyxl", "diff", "a result in Excel's format")
-    names = columns_of(kind_of(result))
-    book = openpyxl.Workbook(write_only=True)
+    excel = optional("openpyxl.writer.excel", "diff", "a result in Excel's format")
+    with output_file(path) as stream:
+        book = openpyxl.Workbook(write_only=True)
+        try:
+            _fill(openpyxl, book, result)
+            # As book.save does it, but closed while there is a stream, also on a full disk.
+            with ZipFile(stream, "w", ZIP_DEFLATED) as archive:
+                excel.ExcelWriter(book, archive).save()
+        finally:
+            # What is not closed here is so at exit, when its file is gone.
+            for sheet in book.worksheets:
+                if not sheet.closed:
+                    sheet.close()
+
+
+def _fill(openpyxl: Any, book: Any, result: DiffResult) -> None:
     fills = {verdict: openpyxl.styles.PatternFill("solid", fgColor=colour) for verdict, colour in _COLOURS.items()}
+    names = columns_of(kind_of(result))
     rows: Iterator[Mapping[str, Any]] = rows_of(result)
     number = 1
     while True:
@@ -129,8 +145,6 @@ def write_xlsx(result: DiffResult, path: str | os.PathLike[str]) -> None:
         for row in (first, *batch) if first is not None else ():
             sheet.append(_excel_row(openpyxl, sheet, row, fills))
         number += 1
-    with output_file(path) as stream:
-        book.save(stream)
 
 
 def _excel_row(openpyxl: Any, sheet: Any, row: Mapping[str, Any], fills: Mapping[str, Any]) -> list[Any]:

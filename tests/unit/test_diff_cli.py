@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -17,8 +18,9 @@ import torch
 
 import msformat
 from msformat.cli import main
+from msformat.compare.export import write_result
 from msformat.compare.rows import COLUMNS, columns_of
-from tests.small_dumps import write_unit
+from tests.small_dumps import temporaries, write_unit
 
 HOSTILE = "=HYPERLINK(\x1b[31m).0.forward"
 
@@ -192,14 +194,33 @@ def test_columns_of_statistics_and_digests(tmp_path: Path, capsys: pytest.Captur
     assert (row["NPU MD5"], row["BENCH MD5"], row["Result"]) == ("00000001", "00000001", "pass")
 
 
-def test_a_result_replaces_no_directory_and_is_whole_or_not_there(
-    dumps: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("suffix", ["csv", "json", "parquet", "xlsx"])
+def test_a_result_is_whole_or_not_there(
+    dumps: tuple[Path, Path], tmp_path: Path, suffix: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "r.csv").mkdir()
-    code, _, err = run(capsys, *dumps, "-o", tmp_path / "r.csv")
-    assert code == 2
-    assert "r.csv" in err
-    assert (tmp_path / "r.csv").is_dir()
+    """Refused by the command before it compares, and by the writer; the name is the one that was asked for."""
+    folder, nowhere = tmp_path / f"r.{suffix}", tmp_path / "nowhere" / f"r.{suffix}"
+    folder.mkdir()
+    found = msformat.diff(*dumps)
+    for path, words in ((folder, "is a directory"), (nowhere, "no such file or directory")):
+        code, out, err = run(capsys, *dumps, "-o", path)
+        assert (code, out, err) == (2, "", f"msformat: {path}: {words}\n")
+        with pytest.raises(OSError, match=words.capitalize()) as failed:
+            write_result(found, path)
+        assert failed.value.filename == str(path)
+    gc.collect()  # what is left behind would complain now, which pytest makes an error
+    assert folder.is_dir()
+    assert not temporaries(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+@pytest.mark.parametrize("suffix", ["csv", "json", "parquet", "xlsx"])
+def test_a_full_disk_is_an_error_and_no_more(dumps: tuple[Path, Path], tmp_path: Path, suffix: str) -> None:
+    full = tmp_path / f"full.{suffix}"
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_result(msformat.diff(*dumps), full)
+    gc.collect()
 
 
 def test_without_the_libraries_that_write_files(
