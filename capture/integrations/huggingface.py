@@ -32,6 +32,7 @@ class PrecisionCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]
 
     debugger_class = PrecisionDebugger
     _watched: Any = None
+    _watching: Any = None
 
     def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         """An evaluation has no event before its first batch: the call of the model has to do."""
@@ -70,11 +71,22 @@ class PrecisionCallback(LoopCallback, TrainerCallback):  # type: ignore[misc]
         if not self.capture.trains:
             self.capture.end()
 
+    def close(self) -> None:
+        """Stop, take the hook off the model, and finish everything now."""
+        self._unwatch()
+        super().close()
+
     def _watch(self, model: Any) -> None:
         if self.capture.trains or model is None or model is self._watched:
             return
+        self._unwatch()
+        self._watching = model.register_forward_pre_hook(_EvaluationBegins(self.capture))
         self._watched = model
-        model.register_forward_pre_hook(_EvaluationBegins(self.capture))
+
+    def _unwatch(self) -> None:
+        if self._watching is not None:
+            self._watching.remove()
+        self._watching = self._watched = None
 
 
 class _EvaluationBegins:

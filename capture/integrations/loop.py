@@ -43,6 +43,8 @@ class LoopCapture:
         if during not in ("training", "evaluation"):
             raise CaptureError(f"during={during!r}: 'training' or 'evaluation' is needed")
         self.debugger = debugger
+        # What the debugger was given itself; what it is lent for a step is not kept behind it.
+        self._own_model = debugger.model
         self.trains = during == "training"
         self.is_open = False
         self._has_begun = False
@@ -69,7 +71,7 @@ class LoopCapture:
         try:
             if not self.is_open and number is not None and number != debugger.step_number:
                 debugger.set_init_step(number)
-            debugger.start(debugger.model if debugger.model is not None else model)
+            debugger.start(self._own_model if self._own_model is not None else model)
             self.is_open = self._has_begun = True
         except Exception as error:  # noqa: BLE001 (a training outlives its capture)
             self._failed(error)
@@ -82,8 +84,7 @@ class LoopCapture:
     def end(self) -> None:
         """The step is over."""
         if self.is_open:
-            self.is_open = False
-            self._guarded(self.debugger.step)
+            self._close(self.debugger.step)
 
     def end_loop(self, error: BaseException | None = None) -> None:
         """The loop is over, or died: what is recorded gets written, and a step in the middle is marked incomplete.
@@ -94,12 +95,16 @@ class LoopCapture:
             What ended it; None when it came to its end.
         """
         if self.is_open:
-            self.is_open = False
             number = self.debugger.step_number
-            self._guarded(self.debugger.abandon, error if error is not None else "the end of the training")
+            self._close(self.debugger.abandon, error if error is not None else "the end of the training")
             _LOGGER.warning("step %s was not finished and is marked incomplete (%s)", number, _cause(error))
         if self._has_begun:
             self._guarded(self.debugger.wait)
+
+    def _close(self, method: Callable[..., None], *arguments: Any) -> None:
+        self.is_open = False
+        self._guarded(method, *arguments)
+        self.debugger.model = self._own_model
 
     def _guarded(self, method: Callable[..., None], *arguments: Any) -> None:
         try:
@@ -112,6 +117,7 @@ class LoopCapture:
         if is_early or self.debugger.config.on_error == "raise":
             raise error
         self._is_off, self.is_open = True, False
+        self.debugger.model = self._own_model
         _LOGGER.error("capture ends, training goes on: %s: %s", type(error).__name__, error)
 
 

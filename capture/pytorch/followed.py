@@ -52,8 +52,9 @@ class FollowedTraining:
         self._optimizers: list[weakref.ReferenceType[Any]] = []
         self._patches, self._calls = Patches(), Patches()
         self._pid = os.getpid()
-        self._model: Any = None
+        self._models: list[weakref.ReferenceType[nn.Module]] = []
         self._known_optimizers = -1
+        self._heard = 0
         self._step_module: weakref.ReferenceType[nn.Module] | None = None
         self._is_off = self._is_skipping = False
         self._says_at_end = False
@@ -111,8 +112,10 @@ class FollowedTraining:
 
         @functools.wraps(step)
         def scale(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            heard = self._heard
             result = step(scaler, optimizer, *args, **kwargs)
-            self._stepped(optimizer)
+            if self._heard == heard:
+                self._stepped(optimizer)
             return result
 
         return scale
@@ -176,6 +179,7 @@ class FollowedTraining:
         """An optimizer has stepped, or was left out by its scaler."""
         if is_compiling() or self.step_kind != "optimizer" or self._is_off:
             return
+        self._heard += 1
         if self._optimizer_class and type(optimizer).__name__ != self._optimizer_class:
             return
         if not self._capture.is_open and not self._is_skipping:
@@ -201,15 +205,17 @@ class FollowedTraining:
             )
 
     def _model_of(self, called: nn.Module) -> Any:
-        """What the optimizers train; looked for again when there are more of them."""
+        """What the optimizers train; looked for again when there are more of them, or the program let go of it."""
         if self.debugger.config.level not in ("L0", "mix"):
             return None
-        if self._known_optimizers != len(self._optimizers):
+        known = [reference() for reference in self._models]
+        models = [model for model in known if model is not None]
+        if self._known_optimizers != len(self._optimizers) or len(models) != len(known):
             self._known_optimizers = len(self._optimizers)
-            self._model = trained_models(called, self._parameters())
-            parts = self._model if isinstance(self._model, list) else [self._model]
-            _LOGGER.info("the model is %s", ", ".join(type(part).__name__ for part in parts))
-        return self._model
+            models = trained_models(called, self._parameters())
+            self._models = [weakref.ref(model) for model in models]
+            _LOGGER.info("the model is %s", ", ".join(type(model).__name__ for model in models))
+        return models[0] if len(models) == 1 else models
 
     def _parameters(self) -> Iterator[Any]:
         for reference in self._optimizers:

@@ -11,8 +11,8 @@ from torch import nn
 __all__ = ["trained_models"]
 
 
-def trained_models(called: nn.Module, parameters: Iterable[Any]) -> Any:
-    """The outermost modules that hold these parameters, as ``PrecisionDebugger.start`` takes them.
+def trained_models(called: nn.Module, parameters: Iterable[Any]) -> list[nn.Module]:
+    """The outermost modules that hold these parameters.
 
     Parameters
     ----------
@@ -24,8 +24,8 @@ def trained_models(called: nn.Module, parameters: Iterable[Any]) -> Any:
 
     Returns
     -------
-    nn.Module or list of nn.Module
-        One, or several in the order of the parameters. Wrappers of ``DistributedDataParallel`` are taken off, so that
+    list of nn.Module
+        One at least, in the order of the parameters. Wrappers of ``DistributedDataParallel`` are taken off, so that
         names are those of a single process.
     """
     places = {id(parameter): place for place, parameter in enumerate(parameters)}
@@ -40,9 +40,7 @@ def trained_models(called: nn.Module, parameters: Iterable[Any]) -> Any:
             chosen.append((min(own), root))
             left -= own
     found = [_unwrapped(root) for _, root in sorted(chosen, key=lambda pair: pair[0])]
-    if not found:
-        found = [_unwrapped(next((root for root in roots if id(root) in holding), called))]
-    return found[0] if len(found) == 1 else found
+    return found or [_unwrapped(next((root for root in roots if id(root) in holding), called))]
 
 
 def _outermost() -> list[nn.Module]:

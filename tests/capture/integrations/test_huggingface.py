@@ -167,8 +167,18 @@ def test_evaluation_is_captured_only_when_asked(tmp_path: Path) -> None:
     training.evaluate()
     asked.close()
     assert len(steps(tmp_path / "asked")) == 6
+    assert not training.model._forward_pre_hooks
     copy.deepcopy(training.model)
     pickle.dumps(training.model)
+
+
+def test_trainings_of_several_models_are_captured_by_one_callback(tmp_path: Path) -> None:
+    callback = PrecisionCallback(dump_path=tmp_path / "dump", level="L0")
+    trainer(tmp_path, callback, max_steps=1).train()
+    training = trainer(tmp_path, callback)
+    training.train()
+    for step in range(3):
+        assert "Module.lm_head.Linear.forward.0" in entries(tmp_path / "dump", step)
 
 
 def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:

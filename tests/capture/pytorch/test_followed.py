@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 import math
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +191,18 @@ def test_a_step_that_the_scaler_skipped_is_a_step(tmp_path: Path) -> None:
     assert entries(tmp_path / "dump", 1)["Module.2.Linear.backward.0"]["input"][0]["Max"] == math.inf
 
 
+@pytest.mark.skipif(not SCALES_ON_A_CPU, reason="scalers came to CPUs with 2.3")
+def test_a_step_of_a_scaler_counts_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether it calls the optimizer or leaves it out; steps that are not wanted are counted, too."""
+    with followed(tmp_path / "all"):
+        scaled()
+    with followed(tmp_path / "last", step=[2]):
+        scaled()
+    assert "stepped after the end of a step" not in caplog.text
+    assert steps(tmp_path / "last") == ["step2"]
+    assert entries(tmp_path / "last", 2) == entries(tmp_path / "all", 2)
+
+
 def test_of_several_optimizers_one_may_be_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with followed(tmp_path / "first"):
         two_optimizers()
@@ -242,6 +256,19 @@ def test_several_models_stand_in_the_order_of_their_optimizers(tmp_path: Path) -
     first = entries(tmp_path / "dump", 0)
     order = [key for key in first if key in ("Module.0.0.Linear.forward.0", "Module.1.0.Linear.forward.0")]
     assert order == ["Module.1.0.Linear.forward.0", "Module.0.0.Linear.forward.0"]
+
+
+def test_one_model_after_the_other_is_captured_and_none_is_kept(tmp_path: Path) -> None:
+    def train() -> weakref.ReferenceType[nn.Module]:
+        return weakref.ref(plain())
+
+    with followed(tmp_path / "dump", level="L0"):
+        trained = train(), train()
+        gc.collect()
+        assert [model() for model in trained] == [None, None]
+    for step in range(3):
+        assert entries(tmp_path / "dump", step + 3) == entries(tmp_path / "dump", step)
+        assert entries(tmp_path / "dump", step)
 
 
 def test_a_wrapper_for_several_processes_is_looked_through(tmp_path: Path) -> None:
