@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,11 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
 
 
-def _observed(tool: str, kept: Path, target: Path) -> dict[str, object]:
+def _observed(peer_python: str, tool: str, kept: Path, target: Path) -> dict[str, object]:
     """The kept file and what the tool makes of it now."""
-    peer_python = os.environ.get("MSFORMAT_PEER_PYTHON")
-    if not peer_python:
-        pytest.fail("set MSFORMAT_PEER_PYTHON, or run: make test-peer")
     shutil.copy(kept, target)
     done = subprocess.run(
         [peer_python, ROOT / "tools" / tool, target], cwd=target.parent, capture_output=True, text=True, check=False
@@ -30,16 +26,18 @@ def _observed(tool: str, kept: Path, target: Path) -> dict[str, object]:
     return found
 
 
-def test_the_functions_that_are_replaced(tmp_path: Path) -> None:
+def test_the_functions_that_are_replaced(tmp_path: Path, peer_python: str) -> None:
     kept = ROOT / "capture" / "pytorch" / "api_names.json"
     expected = json.loads(kept.read_text())
     # A file that names nothing yet, so that nothing kept can hide what is gone.
     (tmp_path / "empty.json").write_text(json.dumps(expected | {"replaced": {}}))
-    found = _observed("observe_peer_apis.py", tmp_path / "empty.json", tmp_path / "names.json")
+    found = _observed(peer_python, "observe_peer_apis.py", tmp_path / "empty.json", tmp_path / "names.json")
     if torch.__version__.partition("+")[0] in expected["torch"]:
         assert found == expected
 
 
-def test_the_names_of_statements(tmp_path: Path) -> None:
+def test_the_names_of_statements(tmp_path: Path, peer_python: str) -> None:
     kept = ROOT / "tests" / "capture" / "pytorch" / "peer_names.json"
-    assert _observed("observe_peer_names.py", kept, tmp_path / "names.json") == json.loads(kept.read_text())
+    assert _observed(peer_python, "observe_peer_names.py", kept, tmp_path / "names.json") == json.loads(
+        kept.read_text()
+    )

@@ -32,11 +32,8 @@ STEP_NAMES = [f"step{number}" for number in range(STEPS)]
 
 
 @pytest.fixture(scope="module")
-def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dumps(tmp_path_factory: pytest.TempPathFactory, peer_python: str) -> Path:
     """Folder with ``peer`` and ``ours``, each with a dump of every run."""
-    peer_python = os.environ.get("MSFORMAT_PEER_PYTHON")
-    if not peer_python:
-        pytest.fail("set MSFORMAT_PEER_PYTHON, or run: make test-peer")
     root = tmp_path_factory.mktemp("dumps")
     debuggers = {"peer": (peer_python, "msprobe.pytorch"), "ours": (sys.executable, "capture.pytorch")}
     started = []

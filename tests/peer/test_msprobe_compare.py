@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,15 +20,6 @@ import pandas
 table = pandas.read_excel(glob.glob(sys.argv[1] + "/compare_result_*.xlsx")[0])
 print(json.dumps(table.astype(object).where(table.notna(), None).to_dict("records")))
 """
-
-
-@pytest.fixture(scope="module")
-def peer_python() -> str:
-    """The interpreter of the environment that holds msprobe."""
-    found = os.environ.get("MSFORMAT_PEER_PYTHON")
-    if not found:
-        pytest.fail("set MSFORMAT_PEER_PYTHON, or run: make test-peer")
-    return found
 
 
 def msformat(*arguments: str | Path) -> str:

@@ -12,9 +12,7 @@ import torch
 
 import msformat
 from msformat.compare.rows import columns_of, rows_of
-from tests.peer.test_msprobe_compare import compare, peer_python
-
-__all__ = ["peer_python"]  # a fixture
+from tests.peer.test_msprobe_compare import compare
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(900)]
 

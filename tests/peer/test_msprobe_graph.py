@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -13,21 +12,11 @@ from typing import Any
 
 import pytest
 
-from tests.peer.test_msprobe_compare import msformat, peer_python
+from tests.peer.test_msprobe_compare import msformat
 
 pytestmark = [pytest.mark.peer, pytest.mark.timeout(600)]
-__all__ = ["peer_python"]
 
 Figures = list[tuple[str, dict[str, Any]]]
-
-
-@pytest.fixture(scope="module")
-def peer26_python() -> str:
-    """The interpreter of the environment that holds msprobe 26.2.0."""
-    found = os.environ.get("MSFORMAT_PEER26_PYTHON")
-    if not found:
-        pytest.skip("MSFORMAT_PEER26_PYTHON is not set: make test-peer-26 judges with msprobe 26.2.0")
-    return found
 
 
 @pytest.fixture(params=["hdf5", "zarr"])
@@ -51,7 +40,7 @@ def run_msprobe(python: str, *arguments: str | Path) -> None:
 
 def check(construct: Path, drawn: set[str], figures: Figures) -> None:
     """Every call that has a place is drawn, and every tensor of it has no error."""
-    placed = {key for key in json.loads(construct.read_text()) if not key.endswith(("parameters_grad",))}
+    placed = {key for key in json.loads(construct.read_text()) if not key.endswith("parameters_grad")}
     assert placed <= drawn
     measured = [(name, figure) for name, figure in figures if "MaxAbsErr" in figure]
     assert len(measured) > 150

@@ -1,12 +1,14 @@
-"""Fixtures of the reader's tests: a tree of four units, and one unit in each store."""
+"""Fixtures that several files share: a tree of four units, one unit in each store, and what was read of stores."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import msformat
+from msformat.stores.base import StoredTensor
 from msformat.stores.registry import open_store
 from tests.unit.reader_dumps import VALUES, X, entries, write_tensor, write_unit
 
@@ -33,3 +35,17 @@ def stored(request: pytest.FixtureRequest, tree: Path) -> Path:
         store.put(X, VALUES, msformat.dtype_named("float32"))
         store.put_document("dump.json", (source / "dump.json").read_bytes())
     return target
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keys whose bits were read."""
+    found: list[str] = []
+    real = StoredTensor.bits
+
+    def counted(self: StoredTensor, *args: Any) -> Any:
+        found.append(self.key)
+        return real(self, *args)
+
+    monkeypatch.setattr(StoredTensor, "bits", counted)
+    return found

@@ -14,7 +14,7 @@ import pytest
 from msformat.digest import canonical_crc32, content_digest
 from msformat.dtypes import dtype_named
 from msformat.errors import CorruptTensorError
-from msformat.stores.base import Store, StoredTensor, StoreOptions
+from msformat.stores.base import Store, StoreOptions
 from msformat.stores.registry import open_store
 from msformat.sums import ContentSums
 from msformat.transfer import verify_transfer
@@ -37,20 +37,6 @@ def fill(tmp_path: Path, backend: str, **options: Any) -> Store:
         return store
     store.close()
     return open_store(backend, location)
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Keys whose bits were read."""
-    found: list[str] = []
-    real = StoredTensor.bits
-
-    def counted(self: StoredTensor, *args: Any) -> Any:
-        found.append(self.key)
-        return real(self, *args)
-
-    monkeypatch.setattr(StoredTensor, "bits", counted)
-    return found
 
 
 @pytest.mark.parametrize("links", [True, False])

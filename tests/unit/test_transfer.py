@@ -12,7 +12,7 @@ import pytest
 from msformat.digest import content_digest
 from msformat.dtypes import dtype_named
 from msformat.plan import PlannedTensor
-from msformat.stores.base import Store, StoredTensor, StoreOptions
+from msformat.stores.base import Store, StoreOptions
 from msformat.stores.registry import open_store
 from msformat.transfer import transfer, verify_transfer
 
@@ -41,20 +41,6 @@ def filled(place: Path, backend: str, **options: Any) -> Path:
 def planned(*keys: str, declared: str | None = "torch.float32") -> list[PlannedTensor]:
     """Tensors that keep their names."""
     return [PlannedTensor(key, key, declared) for key in keys]
-
-
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Keys whose bits were read."""
-    found: list[str] = []
-    real = StoredTensor.bits
-
-    def counted(self: StoredTensor, *args: Any) -> Any:
-        found.append(self.key)
-        return real(self, *args)
-
-    monkeypatch.setattr(StoredTensor, "bits", counted)
-    return found
 
 
 @pytest.mark.parametrize("to", BACKENDS)
