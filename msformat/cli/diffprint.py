@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from msformat.cli.output import plain, seconds_text
+from msformat.cli.output import seconds_text
 from msformat.cli.tables import print_table
 from msformat.compare.order import tensors_in_order
+from msformat.plaintext import shortened
 
 if TYPE_CHECKING:
     from msformat.compare.model import DiffResult, Divergence, EntryResult, TensorResult, UnitResult
@@ -27,6 +28,8 @@ _MEANINGS = {
     "value": "a saved variable",
 }
 _FRAMES = 6
+# Of a line, a name, and why a tensor is not as it should be: a stranger's may be megabytes long.
+_LONGEST_LINE, _LONGEST_NAME, _LONGEST_WHY = 600, 300, 500
 # Frozen modules are Python's own start of a program (runpy, under a launcher) and of an import.
 _LIBRARIES = ("site-packages", "dist-packages", "File <frozen ")
 
@@ -37,7 +40,7 @@ def print_result(result: DiffResult, arguments: argparse.Namespace) -> None:
         print(_one_line(result))
         return
     for line in _headline(result):
-        print(plain(line))
+        print(shortened(line, _LONGEST_LINE))
     if arguments.rows:
         _print_tensors(result, arguments)
     print()
@@ -46,10 +49,12 @@ def print_result(result: DiffResult, arguments: argparse.Namespace) -> None:
 
 def _one_line(result: DiffResult) -> str:
     found = result.divergence
-    if found is None:
-        return {0: "the same within the thresholds", 1: "compared in part", 2: "nothing to compare"}[result.exit_code]
-    name = found.tensor.name if found.tensor is not None else found.entry.key
-    return plain(f"first divergence: {_unit_of(found)}: {name}: {'; '.join(found.reasons)}")
+    if found is not None:
+        name, why = shortened(found.name, _LONGEST_NAME), shortened("; ".join(found.reasons), _LONGEST_WHY)
+        return f"first divergence: {_unit_of(found)}: {name}: {why}"
+    if result.exit_code == 0 and result.only_described:
+        return "the same, but only shapes and types were compared"
+    return {0: "the same within the thresholds", 1: "compared in part", 2: "nothing to compare"}[result.exit_code]
 
 
 # --- the headline ----------------------------------------------------------------------------------------------------
@@ -61,19 +66,20 @@ def _headline(result: DiffResult) -> Iterator[str]:
         if result.exit_code == 2:
             yield "Nothing could be compared."
             return
-        yield "No divergence: everything compared is within the thresholds."
+        if result.only_described:
+            yield "No divergence, but only shapes and types were compared: there is nothing else on both sides."
+        else:
+            yield "No divergence: everything compared is within the thresholds."
         bits = result.first_bits
         if bits is not None:
-            name = bits.tensor.name if bits.tensor is not None else bits.entry.key
-            yield f"The first bits that differ: {_unit_of(bits)}: {name}"
+            yield f"The first bits that differ: {_unit_of(bits)}: {bits.name}"
         return
     yield f"First divergence: {_unit_of(found)}, {f'module {found.module}' if found.module else 'outside of modules'}"
     yield from (f"  {line}" for line in _what(found))
     yield from (f"  {line}" for line in _around(found))
     bits = result.first_bits
     if bits is not None and bits.entry.key != found.entry.key:
-        name = bits.tensor.name if bits.tensor is not None else bits.entry.key
-        yield f"  bits differ, within the thresholds, from {_unit_of(bits)}: {name} on"
+        yield f"  bits differ, within the thresholds, from {_unit_of(bits)}: {bits.name} on"
 
 
 def _unit_of(found: Divergence) -> str:
@@ -136,9 +142,7 @@ def _tensors(result: DiffResult) -> Iterator[tuple[UnitResult, EntryResult, Tens
 
 
 def _is_shown(tensor: TensorResult, result: DiffResult, arguments: argparse.Namespace) -> bool:
-    if arguments.all or tensor.verdict in ("different", "unreadable"):
-        return True
-    return tensor.verdict in ("only_a", "only_b") and not result.ignore_missing
+    return arguments.all or tensor.verdict in result.bad
 
 
 def _cells(tensor: TensorResult) -> Sequence[object]:
@@ -152,8 +156,9 @@ def _cells(tensor: TensorResult) -> Sequence[object]:
         else (None, None, None)
     )
     return (
-        tensor.name, side.dtype.removeprefix("torch."), str(list(side.shape)), tensor.verdict.replace("_", " "), error,
-        *numbers, "; ".join(tensor.reasons),
+        shortened(tensor.name, _LONGEST_NAME), shortened(side.dtype.removeprefix("torch."), _LONGEST_NAME),
+        shortened(str(list(side.shape)), _LONGEST_NAME), tensor.verdict.replace("_", " "), error, *numbers,
+        shortened("; ".join(tensor.reasons), _LONGEST_WHY),
     )  # fmt: skip
 
 

@@ -73,8 +73,9 @@ def _report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"path": arguments.output, "bytes": done.size, "units": _units(source, done)})
     else:
-        print(f"{plain(arguments.output)}: {bytes_text(done.size)}; {plain(_found(source, done))}")
-    if all(row.get("problem") for row in done.overviews):
+        found = _trouble(source, done) or _calm(source, done)
+        print(f"{plain(arguments.output)}: {bytes_text(done.size)}; {plain(found)}")
+    if not _readable(done):
         return 2
     return 1 if done.problems or done.left_out else 0
 
@@ -83,16 +84,35 @@ def _units(source: PageSource, done: PageReport) -> list[dict[str, Any]]:
     return [{"unit": label, **row} for label, row in zip(source.labels, done.overviews, strict=True)]
 
 
-def _found(source: PageSource, done: PageReport) -> str:
-    """The headline in a line."""
+def _readable(done: PageReport) -> list[dict[str, Any]]:
+    """Overviews of units that could be read and hold something, if no more than a call tree."""
+    return [row for row in done.overviews if row.get("entries") or row.get("calls")]
+
+
+def _calm(source: PageSource, done: PageReport) -> str:
+    """The headline in a line, where there is no trouble."""
+    rows = _readable(done)
     is_pair = source.about()["kind"] == "comparison"
+    tensors = sum(row["tensors"] for row in rows)
+    if not rows:
+        is_bad = any(row.get("problem") for row in done.overviews)
+        return "nothing could be read" if is_bad else "nothing was recorded, or nothing that was asked for"
+    if not tensors:
+        return "no tensors were recorded"
+    if tensors == sum(row["verdicts" if is_pair else "health"]["unknown"] for row in rows):
+        return "only shapes and types are known"
+    return "nothing differs beyond the thresholds" if is_pair else "no NaN, no overflow"
+
+
+def _trouble(source: PageSource, done: PageReport) -> str | None:
+    """The headline in a line, where there is trouble."""
     for label, row in zip(source.labels, done.overviews, strict=True):
         first = row.get("first")
         if first and first.get("health") != "masked":
-            what = "they part first" if is_pair else {"nan": "first NaN", "infinite": "first overflow"}[first["health"]]
+            what = {"nan": "first NaN", "infinite": "first overflow"}.get(first.get("health"), "they part first")
             place = ".".join(filter(None, (first["slot"], first["path"]))) or first.get("scalar", "")
             return f"{what} at {first['key']} {place} in {label}"
-    return "nothing differs beyond the thresholds" if is_pair else "no NaN, no overflow"
+    return None
 
 
 def _view(arguments: argparse.Namespace) -> int:

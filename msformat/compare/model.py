@@ -27,6 +27,7 @@ from msformat.units import UnitKey
 
 __all__ = [
     "BAD",
+    "VERDICTS",
     "Basis",
     "DiffResult",
     "Divergence",
@@ -53,7 +54,7 @@ __all__ = [
 #   unreadable  one side is damaged; reasons say which
 #   different   beyond the thresholds, or of another shape
 Verdict: TypeAlias = Literal["same", "close", "unknown", "only_a", "only_b", "unreadable", "different"]
-_BADNESS: tuple[Verdict, ...] = ("same", "close", "unknown", "only_a", "only_b", "unreadable", "different")
+VERDICTS: tuple[Verdict, ...] = ("same", "close", "unknown", "only_a", "only_b", "unreadable", "different")
 #: Verdicts for which a comparison is not clean.
 BAD: frozenset[Verdict] = frozenset(("only_a", "only_b", "unreadable", "different"))
 
@@ -68,7 +69,7 @@ Role: TypeAlias = Literal["input", "parameter", "output", "gradient", "value"]
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     """The worst of several; ``same`` of none."""
-    return max(verdicts, key=_BADNESS.index, default="same")
+    return max(verdicts, key=VERDICTS.index, default="same")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +274,11 @@ class Divergence:
         return self.entry.module
 
     @property
+    def name(self) -> str:
+        """Of the tensor; where none parts, the key of the call."""
+        return self.tensor.name if self.tensor is not None else self.entry.key
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         """What is wrong there, in sentences."""
         if self.tensor is not None:
@@ -379,6 +385,17 @@ class DiffResult:
         return total
 
     @property
+    def only_described(self) -> bool:
+        """Whether shapes and types of tensors are all that could be compared."""
+        counts = self.counts
+        return counts["unknown"] > 0 and not {"same", "close", "different"} & counts.keys()
+
+    @property
+    def bad(self) -> frozenset[Verdict]:
+        """Verdicts for which this comparison is not clean."""
+        return BAD - {"only_a", "only_b"} if self.ignore_missing else BAD
+
+    @property
     def exit_code(self) -> int:
         """For a shell and CI: 0 the same within the thresholds, 1 not, 2 nothing could be compared."""
         if not any(entry.match != "none" for unit in self.units for entry in unit.entries):
@@ -386,5 +403,4 @@ class DiffResult:
         alone = any(unit.a is None or unit.b is None for unit in self.units)
         if self.problems or any(unit.problems for unit in self.units) or (alone and not self.ignore_missing):
             return 1
-        bad = BAD - {"only_a", "only_b"} if self.ignore_missing else BAD
-        return int(any(entry.verdict in bad for unit in self.units for entry in unit.entries))
+        return int(any(entry.verdict in self.bad for unit in self.units for entry in unit.entries))

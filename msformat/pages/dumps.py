@@ -79,6 +79,7 @@ class DumpPages:
         finite = largest[np.isfinite(largest)]
         return {
             **line,
+            "calls": len(unit.keys),
             "entries": int(np.count_nonzero(_numbers(unit.node_columns["order"]) >= 0)),
             "tensors": len(unit.owners),
             "health": {kind.name.lower(): int(np.count_nonzero(health == kind)) for kind in Health},

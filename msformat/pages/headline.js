@@ -65,10 +65,15 @@ function calmHeadline(isPair) {
     );
   }
   const unknown = isPair ? total((row) => row.verdicts.unknown) : total((row) => row.health.unknown);
-  const words = isPair ? "Within the thresholds, the two dumps are the same" : "No NaN and no infinity";
+  const words =
+    unknown === tensors
+      ? "Only shapes and types are known"
+      : isPair
+        ? "Within the thresholds, the two dumps are the same"
+        : "No NaN and no infinity";
   return el(
     "div",
-    { class: "card good" },
+    { class: unknown === tensors ? "card" : "card good" },
     el("h1", {}, words),
     el(
       "p",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from msformat.columns import number_of
 from msformat.compare.model import (
     BAD,
+    VERDICTS,
     DiffResult,
     Divergence,
     EntryResult,
@@ -19,7 +20,6 @@ from msformat.compare.model import (
     TensorResult,
     TensorSide,
     UnitResult,
-    Verdict,
 )
 from msformat.documents import ConstructDocument
 from msformat.errors import MsformatError
@@ -35,8 +35,6 @@ from msformat.units import UnitKey
 __all__ = ["ComparisonPages"]
 
 _HELD = 2
-# The numbers that pages know verdicts by.
-_VERDICTS: tuple[Verdict, ...] = ("same", "close", "unknown", "only_a", "only_b", "unreadable", "different")
 _METRICS = ("cosine", "max_abs", "max_rel", "within_01", "within_05")
 _MEANING: dict[Role, str] = {
     "output": "what went in was as it should be, so the fault lies in this call",
@@ -87,14 +85,13 @@ class ComparisonPages:
             alone = f"only in {'B' if found.a is None else 'A'}" if found.a is None or found.b is None else "no entries"
             return {**line, "problem": shortened("; ".join(found.problems) or alone, 1000)}
         counts = found.counts
-        bad = BAD - {"only_a", "only_b"} if self._result.ignore_missing else BAD
         unit = self.unit(at)
         return {
             **line,
             "entries": len(found.entries),
             "tensors": sum(counts.values()),
-            "verdicts": {verdict: counts[verdict] for verdict in _VERDICTS},
-            "differing": sum(counts[verdict] for verdict in bad),
+            "verdicts": {verdict: counts[verdict] for verdict in VERDICTS},
+            "differing": sum(counts[verdict] for verdict in self._result.bad),
             "worst": number(_worst(found)),
             "gradientNorm": _gradient_norm(unit, ""),
             "gradientNormB": _gradient_norm(unit, "b_"),
@@ -125,7 +122,7 @@ class ComparisonPages:
         owners = np.repeat(np.arange(len(entries)), [len(entry.tensors) for entry in entries]).astype(np.int64)
         tensors = [tensor for entry in entries for tensor in entry.tensors]
         places = {id(entry): place for place, entry in enumerate(found.entries)}
-        verdicts = np.array([_VERDICTS.index(tensor.verdict) for tensor in tensors], dtype=np.uint8)
+        verdicts = np.array([VERDICTS.index(tensor.verdict) for tensor in tensors], dtype=np.uint8)
         by_key = {entry.key: entry for entry in entries}
         return UnitPage(
             label=found.label,
@@ -137,10 +134,10 @@ class ComparisonPages:
             node_columns={
                 "order": np.array([places[id(entry)] for entry in entries], dtype=np.int64),
                 "other": [entry.b or "" for entry in entries],
-                "verdict": np.array([_VERDICTS.index(entry.verdict) for entry in entries], dtype=np.uint8),
+                "verdict": np.array([VERDICTS.index(entry.verdict) for entry in entries], dtype=np.uint8),
             },
             columns={"verdict": verdicts, **_columns(tensors)},
-            alarming=np.isin(verdicts, [_VERDICTS.index(verdict) for verdict in BAD]),
+            alarming=np.isin(verdicts, [VERDICTS.index(verdict) for verdict in BAD]),
             stacks=lambda key: self._stacks(found, by_key[key]),
             details={"scalars": list(_scalars(entries))},
         )
@@ -167,7 +164,7 @@ class ComparisonPages:
             "before": [
                 {
                     "key": shortened(entry.key, 300),
-                    "verdict": _VERDICTS.index(entry.verdict),
+                    "verdict": VERDICTS.index(entry.verdict),
                     "severity": number(entry.severity),
                 }
                 for entry in found.before

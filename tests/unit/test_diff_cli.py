@@ -20,7 +20,8 @@ import msformat
 from msformat.cli import main
 from msformat.compare.export import write_result
 from msformat.compare.rows import COLUMNS, columns_of
-from tests.small_dumps import temporaries, write_unit
+from tests.small_dumps import HEADER, record, temporaries, write_document, write_unit
+from tests.unit.test_diff_values import described
 
 HOSTILE = "=HYPERLINK(\x1b[31m).0.forward"
 
@@ -179,8 +180,6 @@ def test_names_never_become_formulas(
 
 
 def test_columns_of_statistics_and_digests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from tests.unit.test_diff_values import described
-
     described(tmp_path / "s", {"Max": 3.0}, {})
     run(capsys, tmp_path / "s" / "a", tmp_path / "s" / "b", "--csv", tmp_path / "s.csv")
     with (tmp_path / "s.csv").open(encoding="utf-8-sig", newline="") as file:
@@ -274,6 +273,38 @@ def test_tensors_that_are_gone_are_no_silent_success(
     code, out, err = run(capsys, tmp_path, original, "--steps", "0")
     assert code == 0
     assert "tensors are named but not stored" in out + err
+
+
+def test_shapes_alone_are_no_agreement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nothing = dict.fromkeys(("Max", "Min", "Mean", "Norm"), "absent")
+    described(tmp_path, nothing, nothing)
+    code, out, _ = run(capsys, tmp_path / "a", tmp_path / "b")
+    assert code == 0
+    assert out.startswith("No divergence, but only shapes and types were compared")
+    assert "within" not in out
+    assert "only shapes and types" in run(capsys, tmp_path / "a", tmp_path / "b", "--quiet")[1]
+    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "p.html")]) == 0
+    assert "only shapes and types are known" in capsys.readouterr().out
+    described(tmp_path / "more", {}, {})
+    assert "within the thresholds" in run(capsys, tmp_path / "more" / "a", tmp_path / "more" / "b")[1]
+
+
+def test_what_is_megabytes_long_is_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    length = 1_000_000
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        unit = tmp_path / name / "step0" / "rank"
+        unit.mkdir(parents=True)
+        key, long = f"Functional.{'x' * length}.0.forward", "y" * length
+        node = {**record(np.ones(3), ""), "Max": value, "Min": value, "dtype": f"{long}{name}"}
+        del node["data_name"]
+        write_document(unit / "dump.json", {**HEADER, "data": {key: {"input_args": [], "output": [node]}}})
+        write_document(unit / "stack.json", {"0": [[key], [f"File {long}.py, line 1, in f, \n g()"]]})
+    for more in ((), ("--quiet",)):
+        code, out, err = run(capsys, tmp_path / "a", tmp_path / "b", *more)
+        assert code == 1
+        assert "Functional.xxx" in out
+        assert ".0.forward.output.0" in out
+        assert len(out) + len(err) < 20_000
 
 
 def test_the_library(dumps: tuple[Path, Path]) -> None:

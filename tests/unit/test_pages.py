@@ -232,13 +232,25 @@ def test_real_dumps_make_pages(golden: Callable[[str], Path], tmp_path: Path) ->
             assert len(unpack(data[f"unit-{at}"]["owners"])) == len(unit.table())
 
 
-def test_a_structure_dump_has_a_tree(golden: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_structure_dump_has_a_tree(
+    golden: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, page = report(golden("torch_8.1.0_L1_structure"), out=tmp_path / "a.html")
     unit = page.data()["unit-0"]
     assert code == 0
+    assert "no tensors were recorded" in capsys.readouterr().out
     assert len(unpack(unit["depths"])) > 10
     assert set(unpack(unit["nodes"]["order"]).tolist()) == {-1}
     assert unit["frames"]
+
+
+@pytest.mark.parametrize("filters", [(), ("--filter", "no such name")])
+def test_an_empty_page_is_no_clean_bill(
+    filters: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = write_network(tmp_path / "net") if filters else write_unit(tmp_path / "net/step0/rank0", {}).parents[1]
+    assert report(root, *filters, out=tmp_path / "a.html")[0] == 2
+    assert "nothing was recorded, or nothing that was asked for" in capsys.readouterr().out
 
 
 def test_a_filter_keeps_what_is_around(tmp_path: Path) -> None:
@@ -267,7 +279,9 @@ def test_a_unit_that_cannot_be_read_is_named_and_the_others_shown(
     assert "problem" in page.data()["about"]["overviews"][0]
     assert set(page.data()) == {"about", "unit-1"}
     (root / "step1/rank0/dump.json").write_text("[]")
+    capsys.readouterr()
     assert report(root, out=tmp_path / "a.html")[0] == 2
+    assert "no NaN" not in capsys.readouterr().out
 
 
 def test_an_unfinished_dump_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
