@@ -6,11 +6,8 @@ share blocks; whoever reads on gets more blocks at a time, but never more than w
 
 from __future__ import annotations
 
-import gc
 import io
 from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from msformat.filesystem import FileSystem
@@ -93,25 +90,8 @@ class FarFile(io.RawIOBase):
             self._blocks.popitem(last=False)
 
     def _fetch(self, start: int, length: int) -> bytes:
-        with _no_collections():
-            found = self._files.read(self._path, start, length)
+        found = self._files.read(self._path, start, length)
         if len(found) != length:
             where = self._files.describe(self._path)
             raise OSError(f"{where}: gave {len(found)} bytes where {length} were asked for")
         return found
-
-
-@contextmanager
-def _no_collections() -> Iterator[None]:
-    """No cyclic garbage is collected in the body.
-
-    Whoever reads here holds the lock of h5py and waits for the thread that fetches. Were that one to collect an object
-    of h5py, it would wait for the lock, and both for ever.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -30,15 +30,9 @@ from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import chunk_shape, parse_compression
-from msformat.stores.hdf5_chunks import (
-    FILTER_FROM,
-    ChunkFilter,
-    ChunkPipeline,
-    Packed,
-    choose_filter,
-    pieces,
-)
+from msformat.stores.hdf5_chunks import FILTER_FROM, ChunkFilter, ChunkPipeline, Packed, choose_filter, pieces
 from msformat.stores.hdf5_documents import Document
+from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_layout import (
     creation_plan,
     make_group,
@@ -71,7 +65,7 @@ class _Hdf5Tensor(StoredTensor):
     def digest(self) -> str | None:
         """Read on first use: most readers never ask."""
         if self._digest is None:
-            with guard.named_errors(self._store._label(self.key), CorruptTensorError):
+            with self._store._calm, guard.named_errors(self._store._label(self.key), CorruptTensorError):
                 self._digest = guard.read_text_attribute(self._store._opened(self.key).dataset, b"xxh3_128")
         return self._digest
 
@@ -82,14 +76,16 @@ class _Hdf5Tensor(StoredTensor):
     @property
     def identity(self) -> Hashable:
         """The address of the dataset: names are hard links."""
-        with guard.named_errors(self._store._label(self.key), CorruptTensorError):
+        with self._store._calm, guard.named_errors(self._store._label(self.key), CorruptTensorError):
             return int(guard.load_h5py().h5o.get_info(self._store._opened(self.key).dataset).addr)
 
     def _read(self, region: Region) -> NDArray[Any]:
-        found, label = self._store._opened(self.key), self._store._label(self.key)
-        if found.described != self._described:
-            raise StoreError(f"{label}: the file has another tensor of this name than when it was looked up")
-        return found.read(region, self._store._file_size(), label, self._store._pipeline)
+        label = self._store._label(self.key)
+        with self._store._calm:
+            found = self._store._opened(self.key)
+            if found.described != self._described:
+                raise StoreError(f"{label}: the file has another tensor of this name than when it was looked up")
+            return found.read(region, self._store._file_size(), label, self._store._pipeline)
 
 
 class Hdf5Store(Store):
@@ -110,6 +106,7 @@ class Hdf5Store(Store):
         self._paged: PagedFile | None = None
         self._file: Any = None
         self._pid = os.getpid()
+        self._calm = calm(self.location)
         self._open()
 
     # --- opening -----------------------------------------------------------------------------------------------
@@ -123,7 +120,7 @@ class Hdf5Store(Store):
                 self._file, self._paged = open_for_reading(self.location)
             else:
                 self._file, self._paged = open_for_writing(self.location, fsync=self.options.fsync)
-            with guard.named_errors(f"{self.location}: cannot be read as HDF5"):
+            with self._calm, guard.named_errors(f"{self.location}: cannot be read as HDF5"):
                 self._open_groups()
             self.sync()  # a unit that dies before its first sync is an empty unit, not a strange file
         except BaseException:
@@ -167,7 +164,7 @@ class Hdf5Store(Store):
     def groups(cls, location: str) -> tuple[str, ...]:
         file, paged = open_for_reading(os.fspath(location))
         try:
-            with guard.named_errors(f"{location}: cannot be read as HDF5"):
+            with calm(location), guard.named_errors(f"{location}: cannot be read as HDF5"):
                 return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
         finally:
             file.close()
@@ -219,10 +216,11 @@ class Hdf5Store(Store):
         return recent if recent is not None and recent.key == key else self._look_up(key)
 
     def _look_up(self, key: str) -> OpenDataset:
-        dataset = self._find(key)
-        if dataset is None:
-            raise TensorNotFoundError(key, self.location, self._near(key))
-        found = OpenDataset(key, dataset, guard.describe(dataset, self._label(key)))
+        with self._calm:
+            dataset = self._find(key)
+            if dataset is None:
+                raise TensorNotFoundError(key, self.location, self._near(key))
+            found = OpenDataset(key, dataset, guard.describe(dataset, self._label(key)))
         self._recent = found
         return found
 
@@ -240,13 +238,14 @@ class Hdf5Store(Store):
         self._ensure_open()
         if self._tensors is None:
             return iter(())
-        with guard.named_errors(f"{self.location}: names of tensors cannot be read"):
+        with self._calm, guard.named_errors(f"{self.location}: names of tensors cannot be read"):
             links = guard.links_of(self._tensors, by_creation=self._ordered)
         return iter([guard.unescape(name) for name, _ in links])
 
     def __len__(self) -> int:
         self._ensure_open()
-        return self._link_count(self._tensors)
+        with self._calm:
+            return self._link_count(self._tensors)
 
     def __contains__(self, key: object) -> bool:
         if not isinstance(key, str):
@@ -256,7 +255,7 @@ class Hdf5Store(Store):
             return False
         if self._knows_all or key in self._put:
             return key in self._put
-        with guard.named_errors(self._label(key)):
+        with self._calm, guard.named_errors(self._label(key)):
             return any(self._tensors.links.exists(name) for name in guard.link_names(key))
 
     # --- writing -----------------------------------------------------------------------------------------------
@@ -375,18 +374,20 @@ class Hdf5Store(Store):
         return None if dataset is None else Document(dataset, self._file_size(), label)
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
-        found = self._document(name)
-        return None if found is None else found.read(self._pipeline)
+        with self._calm:
+            found = self._document(name)
+            return None if found is None else found.read(self._pipeline)
 
     def document_seal(self, name: str) -> tuple[int, str] | None:
-        found = self._document(name)
-        return None if found is None else (found.length, found.seal(self._pipeline))
+        with self._calm:
+            found = self._document(name)
+            return None if found is None else (found.length, found.seal(self._pipeline))
 
     def documents(self) -> tuple[str, ...]:
         self._ensure_open()
         if self._documents is None:
             return ()
-        with guard.named_errors(f"{self.location}: names of documents cannot be read"):
+        with self._calm, guard.named_errors(f"{self.location}: names of documents cannot be read"):
             names = {guard.unescape(name) for name, _ in guard.links_of(self._documents)}
         return tuple(sorted(names - {COLUMNS}))
 

@@ -18,6 +18,7 @@ from msformat.stores import hdf5_guard as guard
 from msformat.stores.farblocks import FarFile
 from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
 from msformat.stores.hdf5_forks import close_in_children
+from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
 
 __all__ = [
@@ -47,7 +48,8 @@ def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
         if is_url(location):
             parent, _, name = location.rpartition("/")
             far = FarFile(open_filesystem(parent), name)
-            return close_in_children(h5py.File(far, "r")), None
+            with calm(location):
+                return close_in_children(h5py.File(far, "r")), None
         guard.check_regular(location)
         if has_pending_sync(location):
             paged = PagedFile(location, "r")
