@@ -11,6 +11,7 @@ import contextlib
 import math
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -181,7 +182,7 @@ def sharding_codec(chunks: tuple[int, ...], codecs: Sequence[Mapping[str, Any]])
     return {"name": _SHARDING, "configuration": configuration}
 
 
-class Shard:
+class Shard(ABC):
     """A shard being written, by several threads: chunks one behind the other, then the index.
 
     Parameters
@@ -241,11 +242,13 @@ class Shard:
         """Leave nothing of one that is not whole, once nobody adds to it any more."""
         self._early.clear()
 
+    @abstractmethod
     def _put(self, start: int, data: ReadOnlyBuffer) -> None:
-        raise NotImplementedError
+        """Write something where it starts; several threads may come here, in any order."""
 
+    @abstractmethod
     def _seal(self) -> None:
-        raise NotImplementedError
+        """Give the shard its name: all of it is written."""
 
 
 class FileShard(Shard):
