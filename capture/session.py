@@ -167,13 +167,15 @@ class Session:
     def pause(self) -> None:
         """Stop recording and take the hooks off; the unit stays open for more of the same step."""
         hooks, self._hooks = self._hooks, None
-        if hooks is not None and self.observer.running:
-            hooks.finish()
-        self.observer.running = False
-        if hooks is not None:
-            self._report_unfired(hooks)
-            hooks.remove()
-            hooks.new_step()
+        try:
+            if hooks is not None and self.observer.running:
+                hooks.finish()
+        finally:
+            self.observer.running = False
+            if hooks is not None:
+                self._report_unfired(hooks)
+                hooks.remove()
+                hooks.new_step()
 
     @_one_at_a_time
     def stop(self) -> None:
@@ -198,7 +200,10 @@ class Session:
     @_one_at_a_time
     def abandon(self, reason: BaseException | str) -> None:
         """The step ended too early: what was recorded stays, marked incomplete, and the next step begins."""
-        self.pause()
+        try:
+            self.pause()
+        except Exception as error:  # noqa: BLE001 (the program's own, and most likely the reason itself)
+            self.problem("error at the end", "", f"{type(error).__name__}: {error}")
         records = self._leave()
         if records is not None:
             records.flush(everything=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from capture.errors import CaptureError
+from capture.errors import CaptureError, is_foreign
 
 if TYPE_CHECKING:
     import os
@@ -114,7 +114,8 @@ class LoopCapture:
 
     def _failed(self, error: Exception) -> None:
         is_early = not self._has_begun and isinstance(error, CaptureError)
-        if is_early or self.debugger.config.on_error == "raise":
+        # What the program itself did wrong came out here because capture waited for it.
+        if is_foreign(error) or is_early or self.debugger.config.on_error == "raise":
             raise error
         self._is_off, self.is_open = True, False
         self.debugger.model = self._own_model

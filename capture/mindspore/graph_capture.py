@@ -136,13 +136,15 @@ class GraphCapture:
         """Wait for what the program has started, and record what has come."""
         if not self._is_running:
             return
-        self._settle()  # without the mutex, which kernels wait for
-        with self._mutex:
-            for backward in list(self._calls.values()):
-                self._close(backward)
-            self._calls.clear()
-            self._forward.clear()
-            self._is_running = self.session.observer.running = False
+        try:
+            self._settle()  # without the mutex, which kernels wait for
+        finally:
+            with self._mutex:
+                for backward in list(self._calls.values()):
+                    self._close(backward)
+                self._calls.clear()
+                self._forward.clear()
+                self._is_running = self.session.observer.running = False
 
     @property
     def has_content(self) -> bool:

@@ -6,6 +6,8 @@ from types import TracebackType
 
 from mindspore._c_expression import PyNativeExecutor_
 
+from capture.errors import mark_foreign
+
 __all__ = ["Quiet", "settle"]
 
 # The object behind ``mindspore.common.api``, which 2.10 moved and warns about.
@@ -41,4 +43,8 @@ def settle() -> None:
     Exception
         Whatever a kernel of the program raised: RuntimeError, TypeError, ValueError, …
     """
-    _executor.sync()
+    try:
+        _executor.sync()
+    except Exception as error:
+        mark_foreign(error)
+        raise

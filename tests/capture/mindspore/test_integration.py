@@ -13,7 +13,7 @@ from typing import Any
 import mindspore
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
@@ -145,6 +145,29 @@ def test_an_exception_ends_the_step(tmp_path: Path, caplog: pytest.LogCaptureFix
     units = {unit.key.step: unit.complete for unit in msformat.open(tmp_path / "dump")}
     assert units == {0: True, 1: False}
     callback.close()
+
+
+class Fails(Callback):
+    """Starts a kernel that fails, behind the end of a step."""
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        del run_context
+        ops.cholesky(-ops.ones((3, 3)))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+def test_an_error_of_the_program_is_not_taken_for_one_of_capture(
+    tmp_path: Path, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kernels run behind the program: an error comes out where somebody waits, here capture at the step's end."""
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    net = network()
+    with pytest.raises(RuntimeError, match="positive definite"):
+        train(net, Fails(), PrecisionCallback(dump_path=tmp_path / "dump", level=level))
+    assert "capture ends" not in caplog.text
+    # Nothing is left on the cells, and the next debugger may capture.
+    train(net, PrecisionCallback(dump_path=tmp_path / "next", level=level))
+    assert steps(tmp_path / "next") == ["step0", "step1", "step2"]
 
 
 LAUNCHED = """
