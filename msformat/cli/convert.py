@@ -7,8 +7,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from msformat.cli.bars import BytesBar
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import bytes_text, executor_of, plain, print_json, problem, seconds_text
+from msformat.cli.output import bytes_text, executor_of, print_json, problem, seconds_text
 from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 from msformat.cli.tables import print_table
 
@@ -90,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     show_bar = not (arguments.quiet or arguments.json) and sys.stderr.isatty()
     began = time.monotonic()
-    with executor_of(arguments.dask) as executor, _Progress(enabled=show_bar) as progress:
+    with executor_of(arguments.dask) as executor, BytesBar(enabled=show_bar) as progress:
         shown = progress if show_bar else None
         report = convert(arguments.src, arguments.dst, options, progress=shown, executor=executor)
     if arguments.json:
@@ -153,56 +154,3 @@ def _total(report: ConvertReport, seconds: float) -> tuple[object, ...]:
 
 def _ratio(bytes_in: int, bytes_out: int) -> str:
     return f"{bytes_in / bytes_out:.2f}" if bytes_out else ""
-
-
-class _Progress:
-    """Bars of bytes done on standard error: one for each unit that is worked on, and one for those finished."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._bar: Any = None
-        self._all: Any = None
-        self._tasks: dict[str, Any] = {}
-        self._ended: dict[str, int] = {}
-        if enabled:
-            from rich.progress import (  # noqa: PLC0415
-                BarColumn,
-                DownloadColumn,
-                Progress,
-                TextColumn,
-                TimeRemainingColumn,
-                TransferSpeedColumn,
-            )
-
-            from msformat.cli.output import console  # noqa: PLC0415
-
-            self._bar = Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-                TimeRemainingColumn(),
-                console=console(stderr=True),
-            )
-
-    def __enter__(self) -> _Progress:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, unit: object, done: int, total: int) -> None:
-        name = plain(str(unit))
-        if not self._tasks:
-            self._all = self._bar.add_task("no unit done yet", total=None)
-        if name not in self._tasks:
-            self._tasks[name] = self._bar.add_task(name, total=total)
-        # A finished unit makes room: hundreds of them would push those that are worked on off the screen.
-        self._bar.update(self._tasks[name], completed=done, total=total, visible=done < total)
-        if done >= total and name not in self._ended:
-            self._ended[name] = done
-            count = len(self._ended)
-            text = f"{count} unit{'s' if count > 1 else ''} done"
-            self._bar.update(self._all, description=text, completed=sum(self._ended.values()))

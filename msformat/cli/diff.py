@@ -7,15 +7,16 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from msformat.cli.bars import EntriesBar
 from msformat.cli.diffprint import print_result
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import check_output, executor_of, plain, print_json, problem
+from msformat.cli.output import check_output, executor_of, print_json, problem
 from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
 
 if TYPE_CHECKING:
     from msformat.compare.run import DiffOptions
 
-__all__ = ["EntriesBar", "add_commands", "add_selection", "add_thresholds", "options_of"]
+__all__ = ["add_commands", "add_selection", "add_thresholds", "options_of"]
 
 _EPILOG = """examples:
   msformat diff npu_dump/ gpu_dump/                 where do they part, and which tensors differ
@@ -171,34 +172,3 @@ def _outputs(arguments: argparse.Namespace) -> Iterator[tuple[Any, str]]:
         path = getattr(arguments, name)
         if path:
             yield FORMATS[f".{name}"], path
-
-
-class EntriesBar:
-    """A bar of entries done on standard error."""
-
-    def __init__(self, *, enabled: bool) -> None:
-        self._bar: Any = None
-        self._tasks: dict[str, Any] = {}
-        if enabled:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
-
-            from msformat.cli.output import console  # noqa: PLC0415
-
-            name = TextColumn("{task.description}", markup=False)
-            columns = name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-            self._bar = Progress(*columns, console=console(stderr=True), transient=True)
-
-    def __enter__(self) -> EntriesBar:
-        if self._bar is not None:
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def __call__(self, unit: str, done: int, total: int) -> None:
-        name = plain(unit)
-        if name not in self._tasks:
-            self._tasks[name] = self._bar.add_task(name, total=total)
-        self._bar.update(self._tasks[name], completed=done, total=total, visible=done < total)

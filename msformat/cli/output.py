@@ -1,4 +1,4 @@
-"""What a person or a program reads: tables and progress on a terminal, JSON on request, no tracebacks."""
+"""What a person or a program reads: text for a terminal, JSON on request, one line a problem, no tracebacks."""
 
 from __future__ import annotations
 

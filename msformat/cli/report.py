@@ -8,7 +8,8 @@ import sys
 import webbrowser
 from typing import TYPE_CHECKING, Any
 
-from msformat.cli.diff import EntriesBar, add_selection, add_thresholds, options_of
+from msformat.cli.bars import EntriesBar
+from msformat.cli.diff import add_selection, add_thresholds, options_of
 from msformat.cli.inspect import PATH_HELP, add_command, is_wanted
 from msformat.cli.output import bytes_text, check_output, executor_of, plain, print_json, problem
 from msformat.errors import FormatError
