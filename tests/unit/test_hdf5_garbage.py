@@ -226,3 +226,8 @@ def test_a_child_of_a_process_that_is_inside_collects() -> None:
     leave.set()
     thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_reader_that_outlives_python_ends_in_peace(stored: Path) -> None:
+    # The class keeps the function, which keeps the script's names, for ever.
+    _play('patch(lambda: None)\nstore = open_store("hdf5", "memory://bucket/d.h5")\n', stored)
