@@ -23,12 +23,11 @@ from msformat.stores.zarr_index import IndexLog, Place
 from msformat.stores.zarr_metadata import METADATA_NAME, array_document, document_node, group_document
 from msformat.stores.zarr_shards import Shard
 from msformat.stores.zarr_stacks import Cut, Stacks
-from msformat.stores.zarr_tree import LAYOUT_VERSION
+from msformat.stores.zarr_tree import CHILDREN, LAYOUT_VERSION
 from msformat.stores.zarr_write import ArrayWriter, OpenPack
 
 __all__ = ["RemoteZarrStore", "finish_root"]
 
-_CHILDREN = ("tensors", "packs", "documents")
 # Each waits for the network most of the time.
 _THREADS = 8
 # An object lies in memory on its way, one a thread: 256 MiB of them, which is what tensors that wait may take as well.
@@ -110,7 +109,7 @@ class _MetadataLast(IndexLog):
     def close(self, *, drop: bool = False) -> None:
         if not drop:
             return
-        for child in _CHILDREN:
+        for child in CHILDREN:
             self._remote.write(join(self._group, child, METADATA_NAME), group_document({}))
         parts = self._group.split("/") if self._group else []
         for depth in range(1, len(parts)):

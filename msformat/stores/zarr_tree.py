@@ -18,6 +18,7 @@ from msformat.stores.zarr_metadata import METADATA_NAME, group_document, is_hash
 from msformat.stores.zarr_stacks import ROWS
 
 __all__ = [
+    "CHILDREN",
     "LAYOUT_VERSION",
     "check_unit",
     "find_groups",
@@ -30,7 +31,8 @@ __all__ = [
 # In the attribute "msformat" of a unit's group. Readers refuse a higher one.
 LAYOUT_VERSION = 2
 
-_CHILDREN = ("tensors", "packs", "documents")
+#: The groups of a unit.
+CHILDREN = ("tensors", "packs", "documents")
 _GROUP_DEPTH = 4
 _OLD_ZARR = (".zgroup", ".zarray", ".zmetadata", "meta/root.group.json", "meta/root.array.json", "meta/root")
 
@@ -50,13 +52,13 @@ def make_unit(fs: FileSystem, group: str, mode: Mode, *, fsync: bool = True) -> 
     if names and METADATA_NAME not in names:
         raise StoreError(f"{root}: not empty and no Zarr store; nothing was written")
     if mode == "w":
-        held = [name for name in (*_CHILDREN, LOG_NAME) if fs.kind(join(group, name)) is not None]
+        held = [name for name in (*CHILDREN, LOG_NAME) if fs.kind(join(group, name)) is not None]
         if held:
             raise StoreError(f"{fs.describe(group)}: already holds {', '.join(held)}")
     parts = group.split("/") if group else []
     for depth in range(len(parts) + 1):
         _make_group(fs, join(*parts[:depth]), unit=depth == len(parts), fsync=fsync)
-    for child in _CHILDREN:
+    for child in CHILDREN:
         _make_group(fs, join(group, child), unit=False, fsync=fsync)
 
 
@@ -119,7 +121,7 @@ def remove_temporaries(directory: str) -> None:
 
 
 def _layout(node: dict[str, Any]) -> int:
-    """Layout version; what another program made has none and is read as the first."""
+    """Layout version; what another program made has none, and nothing in it is older."""
     attributes = node.get("attributes")
     ours = attributes.get("msformat") if isinstance(attributes, dict) else None
     layout = ours.get("layout") if isinstance(ours, dict) else None
@@ -183,7 +185,7 @@ def _units_below(fs: FileSystem, path: str, depth: int) -> Iterator[str]:
         yield path
     if depth == 0:
         return
-    for name in names.difference(_CHILDREN):
+    for name in names.difference(CHILDREN):
         child = join(path, name)
         if not name.startswith(".") and fs.kind(join(child, METADATA_NAME)) == "file":
             yield from _units_below(fs, child, depth - 1)
