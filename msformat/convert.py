@@ -41,7 +41,7 @@ from msformat.parallel import run_all
 from msformat.plan import Rewrite
 from msformat.stores.base import StoreOptions
 from msformat.stores.registry import open_store, store_class
-from msformat.units import UnitKey
+from msformat.units import wanted_units
 
 __all__ = ["ConvertOptions", "ConvertReport", "UnitReport", "convert"]
 
@@ -200,7 +200,8 @@ def convert(
     found, problems = find_units(source)
     locations = with_layout(found, options.layout)
     report = ConvertReport(problems=list(problems))
-    jobs = _jobs(_selected(locations, options, source), destination, options, report)
+    chosen = wanted_units(locations, options.steps, options.ranks, source, key=lambda unit: unit.key)
+    jobs = _jobs(chosen, destination, options, report)
     check = check_remote_state if destination.remote else check_state
     check(destination, overwrite=options.overwrite, resume=options.resume)
     _require_matches(jobs, options, source)
@@ -246,23 +247,6 @@ def _require_matches(jobs: Sequence[UnitJob], options: ConvertOptions, source: s
         could_be_read = could_be_read or not planned.failed
     if could_be_read:
         raise FormatError(f"{source}: no entry matches {', '.join(map(repr, options.patterns))}")
-
-
-# --- which units -----------------------------------------------------------------------------------------------------
-
-
-def _selected(locations: Sequence[UnitLocation], options: ConvertOptions, source: str) -> list[UnitLocation]:
-    chosen = [unit for unit in locations if _is_wanted(unit.key, options)]
-    if not chosen:
-        there = ", ".join(unit.key.path for unit in locations[:8]) + (", …" if len(locations) > 8 else "")
-        raise FormatError(f"{source}: no unit of the wanted steps and ranks; there are {there}")
-    return chosen
-
-
-def _is_wanted(key: UnitKey, options: ConvertOptions) -> bool:
-    if options.steps is not None and key.step not in options.steps:
-        return False
-    return options.ranks is None or key.rank in options.ranks or key.rank_number in options.ranks
 
 
 def _jobs(

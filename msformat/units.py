@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
+from typing import TypeVar
 
+from msformat.errors import FormatError
 from msformat.filesystem import join
 from msformat.names import NaturalKey, natural_key
 
-__all__ = ["BRANCHES", "UnitKey", "is_rank_label", "parse_step_label", "parse_unit_path", "separate_runs"]
+__all__ = [
+    "BRANCHES",
+    "UnitKey",
+    "is_rank_label",
+    "parse_step_label",
+    "parse_unit_path",
+    "separate_runs",
+    "wanted_units",
+]
 
 BRANCHES = ("graph", "pynative")
+
+_MOST_NAMED = 8
+T = TypeVar("T")
 
 # No leading zeros, so that a key leads back to its directory; 18 digits keep int() far from its digit limit.
 _NUMBER = r"(?:0|[1-9][0-9]{0,17})"
@@ -50,6 +63,12 @@ class UnitKey:
         """Path inside a dump, ``graph/step0/rank3``; :func:`parse_unit_path` is the inverse."""
         return join(self.branch, "" if self.step is None else f"step{self.step}", self.rank)
 
+    def is_of(self, steps: Collection[int] | None, ranks: Collection[int | str] | None) -> bool:
+        """Whether it is one of these steps and ranks (numbers, or labels as written); None for any."""
+        if steps is not None and self.step not in steps:
+            return False
+        return ranks is None or self.rank in ranks or self.rank_number in ranks
+
     def __str__(self) -> str:
         return self.path
 
@@ -61,6 +80,28 @@ class UnitKey:
     def sort_key(self) -> tuple[int, NaturalKey, str]:
         """What ``<`` compares; faster as the key of a sort."""
         return (-1 if self.step is None else self.step, natural_key(self.rank), self.branch)
+
+
+def wanted_units(
+    units: Sequence[T],
+    steps: Collection[int] | None,
+    ranks: Collection[int | str] | None,
+    source: str,
+    *,
+    key: Callable[[T], UnitKey],
+) -> list[T]:
+    """Those of the wanted steps and ranks, see :meth:`UnitKey.is_of`.
+
+    Raises
+    ------
+    FormatError
+        There is none; says which there are in ``source``.
+    """
+    chosen = [unit for unit in units if key(unit).is_of(steps, ranks)]
+    if not chosen:
+        there = ", ".join(key(unit).path for unit in units[:_MOST_NAMED]) + (", …" if len(units) > _MOST_NAMED else "")
+        raise FormatError(f"{source}: no unit of the wanted steps and ranks; there are {there}")
+    return chosen
 
 
 def parse_unit_path(path: str) -> UnitKey | None:

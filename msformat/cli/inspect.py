@@ -14,9 +14,11 @@ from msformat.cli.tables import print_table
 from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
 from msformat.model import STATISTICS
 from msformat.names import SUFFIXES, key_matches
+from msformat.units import wanted_units
 
 if TYPE_CHECKING:
     from msformat import Dump, Entry, Stats, Tensor, Unit
+    from msformat.units import UnitKey
 
 __all__ = [
     "BAD_UNIT",
@@ -25,9 +27,9 @@ __all__ = [
     "add_commands",
     "add_unit_options",
     "for_each_unit",
-    "is_wanted",
     "nothing_matches",
     "tell_incomplete",
+    "wanted_keys",
 ]
 
 PATH_HELP = "a dump tree, a unit, a .h5 file, a .zarr group, a kernel dump or a URL"
@@ -85,13 +87,8 @@ def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[A
         The exit code: 0 all done, 1 done in part, 2 for none. An action that returns False found nothing in its unit,
         which counts neither way.
     """
-    chosen = [key for key in dump.units if is_wanted(key, arguments)]
-    if not chosen:
-        there = ", ".join(map(str, dump.units[:8])) + (", …" if len(dump.units) > 8 else "")
-        problem(f"{arguments.path}: no unit matches; there are {there}")
-        return 2
     done = failed = 0
-    for key in chosen:
+    for key in wanted_keys(dump, arguments.path, arguments):
         try:
             done += action(key, dump.unit(key)) is not False
         except BrokenPipeError:
@@ -102,11 +99,9 @@ def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[A
     return (1 if failed else 0) if done else 2
 
 
-def is_wanted(key: Any, arguments: argparse.Namespace) -> bool:
-    """Whether the options ask for a unit."""
-    if arguments.steps is not None and key.step not in arguments.steps:
-        return False
-    return arguments.ranks is None or bool({key.rank, key.rank_number} & arguments.ranks)
+def wanted_keys(dump: Dump, path: str, arguments: argparse.Namespace) -> list[UnitKey]:
+    """Units that the options ask for; raises FormatError where there is none."""
+    return wanted_units(dump.units, arguments.steps, arguments.ranks, path, key=lambda key: key)
 
 
 def _info(arguments: argparse.Namespace) -> int:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msformat.cli.bars import EntriesBar
 from msformat.cli.diff import add_selection, add_thresholds, options_of
-from msformat.cli.inspect import PATH_HELP, add_command, is_wanted
+from msformat.cli.inspect import PATH_HELP, add_command, wanted_keys
 from msformat.cli.output import bytes_text, check_output, executor_of, plain, print_json, problem
-from msformat.errors import FormatError
 
 if TYPE_CHECKING:
     from msformat.pages.page import PageReport
@@ -143,11 +142,7 @@ def _one(arguments: argparse.Namespace) -> PageSource:
     from msformat.pages.dumps import DumpPages  # noqa: PLC0415
 
     dump = msformat.open(arguments.a, layout=arguments.layout)
-    keys = [key for key in dump.units if is_wanted(key, arguments)]
-    if not keys:
-        there = ", ".join(map(str, dump.units[:8])) + (", …" if len(dump.units) > 8 else "")
-        raise FormatError(f"{arguments.a}: no unit matches; there are {there}")
-    return DumpPages(dump, keys, tuple(arguments.filter or ()))
+    return DumpPages(dump, wanted_keys(dump, arguments.a, arguments), tuple(arguments.filter or ()))
 
 
 def _two(arguments: argparse.Namespace) -> PageSource:

@@ -10,9 +10,9 @@ from msformat.cli.inspect import (
     add_command,
     add_unit_options,
     for_each_unit,
-    is_wanted,
     nothing_matches,
     tell_incomplete,
+    wanted_keys,
 )
 from msformat.cli.output import executor_of, print_json
 from msformat.cli.selectors import DASK_HELP, FILTER_HELP, parse_name
@@ -87,7 +87,7 @@ def _made_on_cluster(dump: Dump, arguments: argparse.Namespace) -> dict[Any, Tab
 
     with executor_of(arguments.dask) as executor:
         assert executor is not None
-        units = [dump.unit(key).location for key in dump.units if is_wanted(key, arguments)]
+        units = [dump.unit(key).location for key in wanted_keys(dump, arguments.path, arguments)]
         return tables_of_units(units, arguments.filter or None, executor)
 
 

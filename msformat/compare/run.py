@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from msformat.cluster import shared_path
 from msformat.compare.mapping import NameMapping
 from msformat.compare.model import DiffResult, UnitResult
 from msformat.compare.pairing import pair_units
 from msformat.compare.thresholds import Thresholds
-from msformat.compare.unit import UnitJob, compare_units
+from msformat.compare.unit import Progress, UnitJob, compare_units
 from msformat.credentials import hide_credentials
 from msformat.errors import FormatError, MsformatError
 from msformat.filesystem import is_url
@@ -21,12 +20,11 @@ from msformat.foreign.views import with_layout
 from msformat.layout import UnitLocation, find_units
 from msformat.parallel import run_all
 from msformat.unit import Unit
+from msformat.units import wanted_units
 
 __all__ = ["DiffOptions", "diff"]
 
 _REMOTE_THREADS = 8
-
-Progress: TypeAlias = "Callable[[str, int, int], object]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +147,8 @@ def diff(
 
 def _units(path: str, options: DiffOptions) -> tuple[list[UnitLocation], Sequence[str]]:
     found, problems = find_units(path)
-    chosen = [unit for unit in with_layout(found, options.layout) if _is_wanted(unit, options)]
-    if not chosen:
-        raise FormatError(f"{path}: no unit of the wanted steps and ranks")
-    return chosen, problems
-
-
-def _is_wanted(unit: UnitLocation, options: DiffOptions) -> bool:
-    key = unit.key
-    if options.steps is not None and key.step not in options.steps:
-        return False
-    return options.ranks is None or key.rank in options.ranks or key.rank_number in options.ranks
+    units = with_layout(found, options.layout)
+    return wanted_units(units, options.steps, options.ranks, path, key=lambda unit: unit.key), problems
 
 
 def _framework(units: Sequence[UnitLocation]) -> str:

@@ -25,7 +25,7 @@ from msformat.layout import UnitLocation
 from msformat.names import key_matches
 from msformat.unit import Unit
 
-__all__ = ["UnitJob", "compare_units"]
+__all__ = ["Progress", "UnitJob", "compare_units"]
 
 # Entries handed to the threads at a time: a hundred thousand futures would be gigabytes.
 _BATCH = 512

@@ -99,7 +99,7 @@ def test_exit_codes(dumps: tuple[Path, Path], tmp_path: Path, capsys: pytest.Cap
     [
         (["nowhere", "{b}"], "nowhere"),
         (["{a}", "nowhere"], "nowhere"),
-        (["{a}", "{b}", "--steps", "7"], "no unit of the wanted steps"),
+        (["{a}", "{b}", "--steps", "7"], "no unit of the wanted steps and ranks; there are step0/rank"),
         (["{a}", "{b}", "-o", "result.doc"], ".xlsx"),
         (["{a}", "{b}", "--map", "nowhere.json"], "nowhere.json"),
         (["{a}", "{b}", "--rtol", "-1"], "rtol"),

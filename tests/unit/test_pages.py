@@ -264,7 +264,7 @@ def test_steps_are_chosen_and_a_wrong_one_is_named(tmp_path: Path, capsys: pytes
     _, page = report(root, "--steps", "1-2", out=tmp_path / "a.html")
     assert page.data()["about"]["labels"] == ["step1/rank0", "step2/rank0"]
     assert main(["report", str(root), "--steps", "7", "-o", str(tmp_path / "b.html")]) == 2
-    assert "no unit matches; there are step0/rank0" in capsys.readouterr().err
+    assert "no unit of the wanted steps and ranks; there are step0/rank0" in capsys.readouterr().err
     assert not (tmp_path / "b.html").exists()
 
 
