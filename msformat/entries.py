@@ -79,6 +79,11 @@ class Tensor:
         return ".".join(self.keys)
 
     @property
+    def place(self) -> str:
+        """Slot and path in the entry: ``output.0``, ``parameters.weight``."""
+        return ".".join(filter(None, (self.slot, *self.keys)))
+
+    @property
     def data_name(self) -> str | None:
         """Key of the tensor in the store, None where the run saved no data."""
         return self.meta.data_name
@@ -216,7 +221,7 @@ class Tensor:
     @property
     def label(self) -> str:
         """Entry and place, for messages: ``Functional.relu.0.forward: input_args.0``."""
-        return f"{self.entry.key}: {'.'.join(filter(None, (self.slot, *self.keys)))}"
+        return f"{self.entry.key}: {self.place}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -138,7 +138,7 @@ def find_family(path: str, units: Sequence[Unit], entry: str, place: str | None,
             failures[unit.key, entry] = error
     if not found:
         raise _worst(failures, entry, path)
-    family = Family(path, entry, _place(found[0].tensor), units=tuple(unit.key for unit in units))
+    family = Family(path, entry, found[0].tensor.place, units=tuple(unit.key for unit in units))
     family.reasons = {where: str(error) for where, error in failures.items()}
     _lay_out(family, found, over_units=over_units)
     _say_left_out(family)
@@ -205,7 +205,7 @@ def _member(
     """The tensor of an entry; None, and why, where it has none."""
     try:
         entry = unit[key]
-        if is_glob and all(_place(tensor) != (place or _OUTPUT) for tensor in entry.tensors):
+        if is_glob and all(tensor.place != (place or _OUTPUT) for tensor in entry.tensors):
             return None
         tensor = _choose(entry, place or (_OUTPUT if is_glob else None))
         tensor.stored  # noqa: B018 (raises where no values were saved)
@@ -216,7 +216,7 @@ def _member(
 
 
 def _choose(entry: Entry, place: str | None) -> Tensor:
-    tensors = {_place(tensor): tensor for tensor in entry.tensors}
+    tensors = {tensor.place: tensor for tensor in entry.tensors}
     if place is not None:
         found = tensors.get(place)
     else:
@@ -227,10 +227,6 @@ def _choose(entry: Entry, place: str | None) -> Tensor:
         reason = f"entry {shortened(entry.key, _NAME)!r} has {listed(map(repr, tensors)) or 'no tensors'}"
         raise TensorNotFoundError(place or _OUTPUT, entry.unit.path, reason=reason)
     return found
-
-
-def _place(tensor: Tensor) -> str:
-    return ".".join(filter(None, (tensor.slot, *tensor.keys)))
 
 
 def _worst(failures: dict[tuple[UnitKey, str], Exception], entry: str, path: str) -> Exception:

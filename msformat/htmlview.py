@@ -73,10 +73,7 @@ def _guarded(view: Callable[[T], str]) -> Callable[[T], str]:
 def dump_html(dump: Dump) -> str:
     """Where it is, what steps and ranks it has, its first units. Looks into none of them."""
     facts = [("units", _Cell(str(len(dump)))), ("steps", _range(dump.steps)), ("ranks", _range(dump.ranks))]
-    rows = [
-        [_Cell(key.branch), _Cell("" if key.step is None else str(key.step)), _Cell(key.rank), _Cell(unit.backend)]
-        for key, unit in ((unit.key, unit) for unit in islice(dump, _ROWS))
-    ]
+    rows = [_unit_row(unit) for unit in islice(dump, _ROWS)]
     table = _table(("branch", "step", "rank", "store"), rows, len(dump))
     return _page(f"Dump {dump.path}", _facts(facts), table, _notes(dump.tree_problems))
 
@@ -118,7 +115,7 @@ def entry_html(entry: Entry) -> str:
 def tensor_html(tensor: Tensor) -> str:
     """What the document says of it, and whether there are values. Reads none."""
     facts = [
-        ("of", _Cell(_place(tensor))),
+        ("of", _Cell(tensor.place)),
         ("unit", _Cell(tensor.entry.unit.label)),
         ("type", _Cell(tensor.dtype_name)),
         ("shape", _Cell(_shape(tensor.shape))),
@@ -143,6 +140,11 @@ def table_html(table: Table) -> str:
 
 _LEAF_HEAD = ("", "type", "shape", *STATISTICS)
 _LEFT_OUT = frozenset({"step", "rank", "type", "digest", "data_name", "requires_grad"})
+
+
+def _unit_row(unit: Unit) -> list[_Cell]:
+    key = unit.key
+    return [_Cell(key.branch), _Cell("" if key.step is None else str(key.step)), _Cell(key.rank), _Cell(unit.backend)]
 
 
 def _entry_row(unit: Unit, key: str) -> list[_Cell]:
@@ -172,12 +174,8 @@ def _leaf_row(path: tuple[str, ...], leaf: Any) -> list[_Cell]:
     elif leaf is None or isinstance(leaf, (Opaque, Mapping, tuple)):
         cells = [_Cell(""), _Cell(_text(leaf.raw if isinstance(leaf, Opaque) else leaf), "dim")]
     else:
-        return [_Cell(_place(leaf)), _Cell(leaf.dtype_name), _Cell(_shape(leaf.shape)), *_statistics(leaf.stats)]
+        return [_Cell(leaf.place), _Cell(leaf.dtype_name), _Cell(_shape(leaf.shape)), *_statistics(leaf.stats)]
     return [where, *cells, *[_Cell("")] * len(STATISTICS)]
-
-
-def _place(tensor: Tensor) -> str:
-    return ".".join(filter(None, (tensor.slot, *tensor.keys)))
 
 
 def _statistics(stats: Stats | None) -> list[_Cell]:

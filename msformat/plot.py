@@ -183,7 +183,7 @@ def histogram(tensor: Tensor, *, bins: int = 100, log: bool = False, ax: Axes | 
     said += [] if found.edges.size else ["no finite values"]
     if said:
         axes.text(0.98, 0.95, "\n".join(said), color=_BAD, ha="right", va="top", transform=axes.transAxes)
-    return _finished(axes, xlabel=_shown(tensor.dtype_name), ylabel="count", title=_place(tensor))
+    return _finished(axes, xlabel=_shown(tensor.dtype_name), ylabel="count", title=_shown(tensor.label))
 
 
 def nonfinite_map(
@@ -326,10 +326,6 @@ def _finished(axes: Axes, *, ylabel: str, title: str, xlabel: str = "") -> Axes:
     for text in legend.get_texts() if legend is not None else ():
         text.set(**_VERBATIM)
     return axes
-
-
-def _place(tensor: Tensor) -> str:
-    return _shown(f"{tensor.entry.key} {'.'.join(filter(None, (tensor.slot, *tensor.keys)))}")
 
 
 def _shown(name: str) -> str:
