@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-__all__ = ["ProgramError", "module_program", "run_program", "script_program"]
+__all__ = ["Program", "ProgramError", "module_program", "run_program", "script_program", "set_paths"]
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -66,7 +66,9 @@ def script_program(path: str) -> Program:
     main.__file__ = where
     main.__loader__ = importlib.machinery.SourceFileLoader("__main__", where)
     main.__dict__.update(__builtins__=sys.modules["builtins"], __cached__=None, __annotations__={})
-    return Program(lambda: _compiled(source, where), main, os.path.dirname(os.path.realpath(where)))
+    return Program(
+        lambda: compile(source, where, "exec", dont_inherit=True), main, os.path.dirname(os.path.realpath(where))
+    )
 
 
 def module_program(name: str) -> Program:
@@ -109,10 +111,6 @@ def set_paths(program: Program, name: str) -> None:
     sys.argv = [name]
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = program.directory
-
-
-def _compiled(source: bytes, path: str) -> CodeType:
-    return compile(source, path, "exec", dont_inherit=True)
 
 
 def _spec_of(name: str) -> importlib.machinery.ModuleSpec:

@@ -48,12 +48,6 @@ class PrecisionDebugger(DebuggerBase):
         return super().__new__(_class_for(cls), *arguments, **named)  # type: ignore[return-value]
 
     @classmethod
-    def latest(cls) -> Self:
-        """The debugger made last."""
-        kind = _class_for(cls)
-        return super().latest() if kind is cls else kind.latest()  # type: ignore[return-value]
-
-    @classmethod
     def made_last(cls) -> Self | None:
         """The debugger made last, None when there is none."""
         return cls._latest.get(_class_for(cls))  # type: ignore[return-value]
