@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from msformat.cli.bars import BytesBar
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import bytes_text, executor_of, print_json, problem, seconds_text
-from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
+from msformat.cli.output import bytes_text, executor_of, print_json, seconds_text, tell_problems
+from msformat.cli.selectors import DASK_HELP, add_selectors
 from msformat.cli.tables import print_table
 
 if TYPE_CHECKING:
@@ -44,12 +44,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--to", choices=("files", "hdf5", "zarr"), help="store of the result (default: by DST)")
     parser.add_argument("--tensors", choices=("npy", "pt"), help="tensor files of canonical layouts (default: as SRC)")
     parser.add_argument("--dialect", choices=("1.2", "8.1", "26"), help="write names as that msprobe version does")
-    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
-    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
-    parser.add_argument(
-        "--filter", type=parse_name, action="append", metavar="PATTERN", help=f"{FILTER_HELP} (may repeat)"
-    )
-    parser.add_argument("--layout", choices=LAYOUTS, default="framework", help=LAYOUT_HELP)
+    add_selectors(parser, filters=True)
     parser.add_argument(
         "--compression",
         default="auto",
@@ -110,15 +105,7 @@ def _print_report(report: ConvertReport, seconds: float, *, dry_run: bool) -> No
         right=("entries", "tensors", "bytes in", "bytes out", "ratio", "files in", "files out", "time"),
         total=_total(report, seconds),
     )
-    for unit in report.units:
-        for text in unit.notes:
-            problem(f"{unit.key}: note: {text}")
-        for text in unit.problems:
-            problem(f"{unit.key}: {text}")
-    for text in report.notes:
-        problem(f"note: {text}")
-    for text in report.problems:
-        problem(text)
+    tell_problems(report)
 
 
 def _row(unit: Any) -> tuple[object, ...]:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from msformat.cli.bars import EntriesBar
 from msformat.cli.diffprint import print_result
 from msformat.cli.inspect import PATH_HELP
-from msformat.cli.output import check_output, executor_of, print_json, problem
-from msformat.cli.selectors import DASK_HELP, FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
+from msformat.cli.output import check_output, executor_of, print_json, tell_problems
+from msformat.cli.selectors import DASK_HELP, add_selectors
 
 if TYPE_CHECKING:
     from msformat.compare.run import DiffOptions
@@ -48,12 +48,7 @@ def add_commands(commands: Any) -> None:
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """What is compared, and how."""
-    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
-    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
-    parser.add_argument(
-        "--filter", type=parse_name, action="append", metavar="PATTERN", help=f"{FILTER_HELP} (may repeat)"
-    )
-    parser.add_argument("--layout", choices=LAYOUTS, default="framework", help=LAYOUT_HELP)
+    add_selectors(parser, filters=True)
     parser.add_argument("--map", metavar="FILE", help="names of A and what they are called in B, JSON or YAML")
     parser.add_argument(
         "--ignore-missing", action=argparse.BooleanOptionalAction, default=None,
@@ -121,15 +116,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print_json(as_json(result))
     else:
         print_result(result, arguments)
-    for unit in result.units:
-        for text in unit.notes:
-            problem(f"{unit.label}: note: {text}")
-        for text in unit.problems:
-            problem(f"{unit.label}: {text}")
-    for text in result.notes:
-        problem(f"note: {text}")
-    for text in result.problems:
-        problem(text)
+    tell_problems(result, name="label")
     return result.exit_code
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from msformat.cli.fold import fold_rows
 from msformat.cli.output import bytes_text, plain, print_json, problem
-from msformat.cli.selectors import FILTER_HELP, LAYOUT_HELP, LAYOUTS, parse_name, parse_ranks, parse_steps
+from msformat.cli.selectors import FILTER_HELP, add_selectors, parse_name
 from msformat.cli.tables import print_table
 from msformat.errors import EntryNotFoundError, MsformatError, TensorNotFoundError
 from msformat.model import STATISTICS
@@ -55,9 +55,7 @@ def add_command(commands: Any, name: str, purpose: str) -> argparse.ArgumentPars
 def add_unit_options(parser: argparse.ArgumentParser) -> None:
     """The options every command that walks units has."""
     parser.add_argument("path", metavar="PATH", help=PATH_HELP)
-    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
-    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
-    parser.add_argument("--layout", choices=LAYOUTS, default="framework", help=LAYOUT_HELP)
+    add_selectors(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msformat.cli.inspect import PATH_HELP, add_command
-from msformat.cli.output import bytes_text, executor_of, print_json, problem
+from msformat.cli.output import bytes_text, executor_of, print_json, problem, tell_problems
 from msformat.cli.selectors import DASK_HELP
 from msformat.cli.tables import print_table
 from msformat.errors import MsformatError
@@ -52,11 +52,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     rows = [(str(unit.key), *_verified_cells(row)) for unit, row in zip(report.units, counts, strict=True)]
     total = ("total", *_verified_cells([sum(column) for column in zip(*counts, strict=True)])) if counts else None
     print_table(("unit", *numbers), rows, right=numbers, total=total)
-    for unit in report.units:
-        for text in unit.problems:
-            problem(f"{unit.key}: {text}")
-    for text in report.problems:
-        problem(text)
+    tell_problems(report)
     return report.exit_code
 
 
@@ -74,11 +70,7 @@ def _recover(arguments: argparse.Namespace) -> int:
         return report.exit_code
     rows = [(str(unit.key), unit.state, unit.entries, unit.tensors, unit.orphans) for unit in report.units]
     print_table(("unit", "state", "entries", "tensors", "orphans"), rows, right=("entries", "tensors", "orphans"))
-    for unit in report.units:
-        for text in unit.problems:
-            problem(f"{unit.key}: {text}")
-    for text in report.problems:
-        problem(text)
+    tell_problems(report)
     return report.exit_code
 
 

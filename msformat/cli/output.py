@@ -35,6 +35,7 @@ __all__ = [
     "problem",
     "seconds_text",
     "spoken_warnings",
+    "tell_problems",
 ]
 
 _LONGEST = 2000
@@ -95,6 +96,26 @@ def problem(text: str) -> None:
         sys.stderr.flush()
     except OSError:  # a full or broken standard error; the exit code still tells
         drop(sys.stderr)
+
+
+def tell_problems(report: Any, *, name: str = "key") -> None:
+    """Notes (where reports have any) and problems of each unit of a report, then those of the whole.
+
+    Parameters
+    ----------
+    name
+        Attribute of a unit that says which it is.
+    """
+    for unit in report.units:
+        _tell(f"{getattr(unit, name)}: ", unit)
+    _tell("", report)
+
+
+def _tell(what: str, said: Any) -> None:
+    for text in getattr(said, "notes", ()):
+        problem(f"{what}note: {text}")
+    for text in said.problems:
+        problem(f"{what}{text}")
 
 
 def drop(stream: TextIO) -> None:

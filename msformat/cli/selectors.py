@@ -6,16 +6,27 @@ import argparse
 import os
 import re
 
-__all__ = ["DASK_HELP", "FILTER_HELP", "LAYOUTS", "LAYOUT_HELP", "parse_name", "parse_ranks", "parse_steps"]
+__all__ = ["DASK_HELP", "FILTER_HELP", "add_selectors", "parse_name", "parse_ranks", "parse_steps"]
 
 FILTER_HELP = "only names that contain PATTERN, or match it as a glob (Module.*.forward.*)"
 
 # As in msformat.foreign.views, whose import would cost the command line its quick start.
-LAYOUTS = ("framework", "device")
+_LAYOUTS = ("framework", "device")
 DASK_HELP = "run units on the dask cluster at this address (tcp://host:8786) or of this scheduler file"
-LAYOUT_HELP = "axes of tensors in kernel dumps: the framework's, or as on the device (default framework)"
+_LAYOUT_HELP = "axes of tensors in kernel dumps: the framework's, or as on the device (default framework)"
 
 _MOST = 1_000_000
+
+
+def add_selectors(parser: argparse.ArgumentParser, *, filters: bool = False) -> None:
+    """Options that choose units, and the layout of kernel dumps; with ``filters``, entries by several patterns too."""
+    parser.add_argument("--steps", type=parse_steps, metavar="LIST", help="only these steps: 0,2-4")
+    parser.add_argument("--ranks", type=parse_ranks, metavar="LIST", help="only these ranks: 0,2-4, rank, proc123")
+    if filters:
+        parser.add_argument(
+            "--filter", type=parse_name, action="append", metavar="PATTERN", help=f"{FILTER_HELP} (may repeat)"
+        )
+    parser.add_argument("--layout", choices=_LAYOUTS, default="framework", help=_LAYOUT_HELP)
 
 
 def parse_name(text: str) -> str:
