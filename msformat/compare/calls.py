@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 from msformat.compare.mapping import NameMapping
 from msformat.entries import Entry
@@ -92,20 +92,9 @@ class Calls(Mapping[str, Call]):
         return ""
 
 
-Classes: TypeAlias = "dict[str, str]"
-
-
-def load_calls(unit: Unit, keys: Iterable[str], mapping: NameMapping | None = None) -> Calls:
-    """Entries with their names and parents; nothing is decoded.
-
-    Parameters
-    ----------
-    keys
-        Which entries.
-    mapping
-        Renames them.
-    """
-    calls = [_call(unit, key) for key in keys]
+def load_calls(unit: Unit, mapping: NameMapping | None = None) -> Calls:
+    """Entries with their names, which a mapping may change, and parents; nothing is decoded."""
+    calls = [_call(unit, key) for key in unit]
     if mapping is not None:
         classes = {
             call.name.path: call.name.class_name or ""

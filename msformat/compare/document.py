@@ -9,17 +9,11 @@ from typing import Any
 
 from msformat.compare.model import DiffResult, Divergence, EntryResult, TensorResult, UnitResult
 
-__all__ = ["as_json", "divergence_json", "entry_json", "unit_json"]
+__all__ = ["as_json"]
 
 
-def as_json(result: DiffResult, *, entries: bool = True) -> dict[str, Any]:
-    """A whole result; numbers that JSON lacks become ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
-
-    Parameters
-    ----------
-    entries
-        Whether to list every entry with its tensors.
-    """
+def as_json(result: DiffResult) -> dict[str, Any]:
+    """A whole result; numbers that JSON lacks become ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``."""
     return {
         "exit_code": result.exit_code,
         "a": result.a,
@@ -27,31 +21,30 @@ def as_json(result: DiffResult, *, entries: bool = True) -> dict[str, Any]:
         "frameworks": list(result.frameworks),
         "ignore_missing": result.ignore_missing,
         "counts": dict(result.counts),
-        "divergence": divergence_json(result.divergence),
-        "first_bits": divergence_json(result.first_bits),
+        "divergence": _divergence_json(result.divergence),
+        "first_bits": _divergence_json(result.first_bits),
         "problems": list(result.problems),
         "notes": list(result.notes),
-        "units": [unit_json(unit, entries=entries) for unit in result.units],
+        "units": [_unit_json(unit) for unit in result.units],
     }
 
 
-def unit_json(unit: UnitResult, *, entries: bool = True) -> dict[str, Any]:
-    """A unit."""
-    found = {
+def _unit_json(unit: UnitResult) -> dict[str, Any]:
+    return {
         "unit": unit.label,
         "a": str(unit.a) if unit.a is not None else None,
         "b": str(unit.b) if unit.b is not None else None,
         "counts": dict(unit.counts),
-        "divergence": divergence_json(unit.divergence),
-        "first_bits": divergence_json(unit.first_bits),
+        "divergence": _divergence_json(unit.divergence),
+        "first_bits": _divergence_json(unit.first_bits),
         "problems": list(unit.problems),
         "notes": list(unit.notes),
         "seconds": unit.seconds,
+        "entries": [_entry_json(entry) for entry in unit.entries],
     }
-    return {**found, "entries": [entry_json(entry) for entry in unit.entries]} if entries else found
 
 
-def divergence_json(found: Divergence | None) -> dict[str, Any] | None:
+def _divergence_json(found: Divergence | None) -> dict[str, Any] | None:
     """A divergence, with the keys and verdicts of what was before it."""
     if found is None:
         return None
@@ -72,8 +65,7 @@ def divergence_json(found: Divergence | None) -> dict[str, Any] | None:
     }
 
 
-def entry_json(entry: EntryResult) -> dict[str, Any]:
-    """An entry with its tensors."""
+def _entry_json(entry: EntryResult) -> dict[str, Any]:
     return {
         "a": entry.a,
         "b": entry.b,

@@ -334,11 +334,6 @@ class UnitResult:
         """How many tensors have which verdict."""
         return Counter(tensor.verdict for tensor in self.tensors)
 
-    @property
-    def entry_counts(self) -> Counter[Verdict]:
-        """How many entries have which verdict."""
-        return Counter(entry.verdict for entry in self.entries)
-
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:

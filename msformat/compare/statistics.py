@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from msformat.columns import number_of
 from msformat.compare.measures import StatChange
 from msformat.compare.thresholds import Thresholds, is_exact_type
 from msformat.dtypes import DType
-from msformat.model import Stats
+from msformat.model import STATISTICS, Stats
 
 __all__ = ["NAMES", "are_equal", "say_anything", "statistic_changes", "statistic_error", "statistic_faults"]
 
-NAMES = ("max", "min", "mean", "norm")
+NAMES = tuple(STATISTICS.values())
 # Mean and norm of integers are floats, which tools round in their own ways.
 _ROUNDED = 1e-5
 
@@ -22,7 +22,7 @@ def statistic_changes(a: Stats | None, b: Stats | None) -> dict[str, StatChange]
     """How each statistic differs; of those that one side lacks, or has as null, it is not said."""
     if a is None or b is None:
         return {}
-    return {name: _change(_number(getattr(a, name)), _number(getattr(b, name))) for name in NAMES}
+    return {name: _change(x, y) for name, x, y in zip(NAMES, _numbers(a), _numbers(b), strict=True)}
 
 
 def say_anything(a: Stats, b: Stats) -> bool:
@@ -38,17 +38,7 @@ def are_equal(a: Stats, b: Stats) -> bool:
 
 def _numbers(stats: Stats) -> tuple[float | None, float | None, float | None, float | None]:
     """In the order of :data:`NAMES`."""
-    return _number(stats.max), _number(stats.min), _number(stats.mean), _number(stats.norm)
-
-
-def _number(value: Any) -> float | None:
-    """A statistic as a float; NaN may be spelled as text by other tools."""
-    if value is None or type(value) is float:
-        return value
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
+    return number_of(stats.max), number_of(stats.min), number_of(stats.mean), number_of(stats.norm)
 
 
 def _change(a: float | None, b: float | None) -> StatChange:

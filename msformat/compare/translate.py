@@ -72,10 +72,8 @@ _OPERATIONS = {
     "batchmatmul": "matmul",
     "bmm": "matmul",
     "mm": "matmul",
-    "getitem": "getitem",
     "softmaxcrossentropywithlogits": "crossentropy",
     "splittensor": "split",
-    "scaleddotproductattention": "scaleddotproductattention",
 }
 
 

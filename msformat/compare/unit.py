@@ -112,7 +112,7 @@ class _UnitComparison:
             for side, unit in (("a", self._a), ("b", self._b))
             if unit.incomplete_reason is not None
         ]
-        calls_a, calls_b = load_calls(self._a, self._a, self._job.mapping), load_calls(self._b, self._b)
+        calls_a, calls_b = load_calls(self._a, self._job.mapping), load_calls(self._b)
         found = match_calls(calls_a, calls_b, self._job.mapping.entries if self._job.mapping else None)
         places = [place for place in _places(calls_a, calls_b, found) if self._is_wanted(place)]
         with _rare_collections():

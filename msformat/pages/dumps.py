@@ -25,7 +25,7 @@ from msformat.table import Table
 from msformat.unit import Unit
 from msformat.units import UnitKey
 
-__all__ = ["DumpPages", "find_tensor", "gradient_norm", "series_point", "tree_of"]
+__all__ = ["DumpPages", "find_tensor", "gradient_norm", "tree_of"]
 
 # Units kept in memory: the one that is looked at, and the one before.
 _HELD = 2
@@ -105,7 +105,7 @@ class DumpPages:
         unit = self.unit(at)
         key, slot, path = unit.keys[int(unit.owners[row])], unit.columns["slot"][row], unit.columns["path"][row]
         found = ((where, find_tensor(self._dump.unit(where), key, slot, path)) for where in self._keys)
-        return [series_point(where, tensor) for where, tensor in found if tensor is not None]
+        return [_series_point(where, tensor) for where, tensor in found if tensor is not None]
 
     def _arranged(self, at: int) -> UnitPage:
         unit = self._dump.unit(self._keys[at])
@@ -222,7 +222,7 @@ def _absent(statistics: Iterable[np.ma.MaskedArray[Any, Any]]) -> NDArray[np.uin
 
 def _spelled_shapes(shapes: NDArray[Any]) -> list[str]:
     made: dict[Any, str] = {}
-    return [made.get(shape) or made.setdefault(shape, f"[{', '.join(map(str, shape))}]") for shape in shapes]
+    return [made.get(shape) or made.setdefault(shape, str(list(shape))) for shape in shapes]
 
 
 def _numbers(column: Column) -> NDArray[Any]:
@@ -306,7 +306,7 @@ def find_tensor(unit: Unit, key: str, slot: str, path: str) -> Tensor | None:
     return next((tensor for tensor in tensors if (tensor.slot, tensor.path) == (slot, path)), None)
 
 
-def series_point(where: UnitKey, tensor: Tensor) -> dict[str, Any]:
+def _series_point(where: UnitKey, tensor: Tensor) -> dict[str, Any]:
     """Statistics of a tensor in one unit."""
     stats = tensor.statistics()
     values = {name: None if stats is None else number_of(getattr(stats, name)) for name in STATISTICS.values()}

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from msformat.plaintext import shortened
 
-__all__ = ["Texts", "number", "packed", "script_json", "shown_frames"]
+__all__ = ["MOST_FRAMES", "Texts", "number", "packed", "script_json", "shown_frames"]
 
 _LONGEST = 300
 _LONGEST_FRAME = 600
 _LOOKED_AT = 4000
-_MOST_FRAMES = 60
+#: Frames of a call stack that are shown.
+MOST_FRAMES = 60
 _INTEGERS = ("u1", "i1", "u2", "i2", "u4", "i4")
 # Seven digits are what a page shows.
 _ROUNDING = 1e-6
@@ -91,4 +92,4 @@ def script_json(value: Any) -> str:
 
 def shown_frames(frames: Iterable[str]) -> list[str]:
     """Frames of a call stack, a line each."""
-    return [shortened(" ".join(frame[:_LOOKED_AT].split()), _LONGEST_FRAME) for frame in islice(frames, _MOST_FRAMES)]
+    return [shortened(" ".join(frame[:_LOOKED_AT].split()), _LONGEST_FRAME) for frame in islice(frames, MOST_FRAMES)]

@@ -220,7 +220,7 @@ def _side_columns(prefix: str, sides: Sequence[TensorSide | None]) -> dict[str, 
     statistics = np.array(found, dtype=np.float64).reshape(len(sides), len(STATISTICS))
     return {
         f"{prefix}dtype": [side.dtype or "?" if side else "" for side in sides],
-        f"{prefix}shape": [f"[{', '.join(map(str, side.shape))}]" if side else "" for side in sides],
+        f"{prefix}shape": [str(list(side.shape)) if side else "" for side in sides],
         f"{prefix}absent": np.array([_lacking(values) for values in found], dtype=np.uint8),
         **{f"{prefix}{name}": statistics[:, at] for at, name in enumerate(STATISTICS.values())},
     }

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.pages.packing import Texts, packed, shown_frames
+from msformat.pages.packing import MOST_FRAMES, Texts, packed, shown_frames
 from msformat.plaintext import shortened
 
 __all__ = [
@@ -30,8 +30,6 @@ _IS_GRADIENT = re.compile(r"\.parameters_grad(\.\d+)?\Z")
 Column: TypeAlias = "NDArray[Any] | Sequence[str]"
 # The call stack of an entry on each side; None where none was recorded.
 Stacks: TypeAlias = "Callable[[str], Sequence[tuple[str, ...] | None]]"
-
-_MOST_FRAMES = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +219,5 @@ def _encode_stacks(unit: UnitPage, nodes: NDArray[np.int64]) -> dict[str, Any]:
 
 
 def _number(stack: Iterable[str] | None, stacks: dict[tuple[str, ...], int]) -> int:
-    shown = tuple(stack or ())[:_MOST_FRAMES]
+    shown = tuple(stack or ())[:MOST_FRAMES]
     return stacks.setdefault(shown, len(stacks)) if shown else -1
