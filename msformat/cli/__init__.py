@@ -50,18 +50,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         drop(sys.stdout)
         return 0
     except KeyboardInterrupt:
-        problem("interrupted; what was finished stays, what was not is removed")
-        return 130
+        return _say_interrupted()
     except MemoryError:
         problem("out of memory")
         return 2
-    except (MsformatError, OSError, UnicodeEncodeError) as error:
+    except Exception as error:
+        if _broke_off(error):
+            return _say_interrupted()
         # The last one: a name that the locale's file names cannot spell.
+        if not isinstance(error, (MsformatError, OSError, UnicodeEncodeError)):
+            raise
         problem(_in_words(error))
         _finish_output()
         return 2
     # What was warned about is not as it should be, though something was shown.
     return code or min(1, len(said))
+
+
+def _say_interrupted() -> int:
+    problem("interrupted; what was finished stays, what was not is removed")
+    return 130
+
+
+def _broke_off(error: BaseException | None) -> bool:
+    """Whether it came of an interrupt: in a lock of threading it leaves as ``RuntimeError: release unlocked lock``."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _finish_output() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from msformat.atomic import is_temporary
+from msformat.cli import main
 from msformat.verify import verify
 from tests.small_dumps import write_unit
 
@@ -100,3 +102,28 @@ def test_an_interrupted_resume_is_resumed(source: Path, tmp_path: Path, target: 
     report = verify(tmp_path / target)
     assert report.exit_code == 0
     assert sum(unit.tensors for unit in report.units) == 120
+
+
+def test_a_lock_that_the_interrupt_broke(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Threading's own clean-up may raise something else on top of it."""
+
+    def broken(*_: object, **__: object) -> None:
+        lock = threading.Lock()
+        with lock:
+            lock.release()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("msformat.convert.convert", broken)
+    assert main(["convert", str(source), str(tmp_path / "out")]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_no_interrupt(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        threading.Lock().release()
+
+    monkeypatch.setattr("msformat.convert.convert", broken)
+    with pytest.raises(RuntimeError, match="release unlocked lock"):
+        main(["convert", str(source), str(tmp_path / "out")])
