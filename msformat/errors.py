@@ -158,12 +158,13 @@ class BackendMissingError(MsformatError, ImportError):
     package
         The import name that was not found.
     extra
-        The extra of the distribution that brings it.
+        The extra of the distribution that brings it; empty where none does.
     purpose
         What it is needed for.
     """
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'msformat[{extra}]'")
+        wanted = f"'msformat[{extra}]'" if extra else package
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install {wanted}")
         self.package = package
         self.extra = extra

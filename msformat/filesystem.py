@@ -130,24 +130,30 @@ def open_remote(location: str) -> RemoteFileSystem:
     try:
         import fsspec  # noqa: PLC0415 (optional: only URLs need it)
     except ImportError as error:
-        raise BackendMissingError("fsspec", "remote", f"opening {hide_credentials(location)}") from error
+        raise _missing("fsspec", location) from error
     try:
         with _remote_errors(location):
             remote, path = fsspec.core.url_to_fs(location)
     except StoreError as error:
         missing = error.__cause__
-        if isinstance(missing, ImportError):
-            raise BackendMissingError(_package(missing), "remote", f"opening {hide_credentials(location)}") from error
+        if isinstance(missing, ImportError) and (package := _package(missing)):
+            raise _missing(package, location) from error
         raise
     # fsspec remembers listings as long as the process lives; others write meanwhile.
     remote.invalidate_cache()
     return RemoteFileSystem(remote, path.rstrip("/"), location.rstrip("/"))
 
 
-def _package(error: ImportError) -> str:
-    """fsspec says ``Install s3fs to access S3`` and keeps the name to itself."""
-    found = re.match(r"Install (\w+)", str(error))
-    return found[1] if found else error.name or str(error)
+def _missing(package: str, location: str) -> BackendMissingError:
+    """With the extra that brings all this URL needs; what none brings (gcsfs, adlfs) is installed by its own name."""
+    extra = "s3" if location.startswith(("s3://", "s3a://")) else "remote" if package == "fsspec" else ""
+    return BackendMissingError(package, extra, f"opening {hide_credentials(location)}")
+
+
+def _package(error: ImportError) -> str | None:
+    """fsspec says ``Install s3fs to access S3``, or ``Please install gcsfs …``, and keeps the name to itself."""
+    found = re.search(r"[Ii]nstall (\w+)", str(error))
+    return found[1] if found else error.name
 
 
 def _checked(path: str, where: str) -> str:

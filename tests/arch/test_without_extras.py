@@ -93,3 +93,23 @@ sys.exit(main(["verify", sys.argv[1], "--dask", "tcp://127.0.0.1:8786"]))
     assert done.returncode == 2
     assert "msformat[dask]" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "missing", "advice"),
+    [
+        ("memory://dump", "fsspec", "'msformat[remote]'"),
+        ("s3://bucket/dump", "fsspec", "'msformat[s3]'"),
+        ("s3://bucket/dump", "s3fs", "'msformat[s3]'"),
+        ("gs://bucket/dump", "gcsfs", "gcsfs"),
+    ],
+)
+def test_what_a_url_needs_is_named_with_what_brings_all_of_it(url: str, missing: str, advice: str) -> None:
+    """No extra has what other object stores need: that is named by itself."""
+    code = """
+from msformat.cli import main
+sys.exit(main(["info", sys.argv[1]]))
+"""
+    done = run(code, url, blocked={missing})
+    assert done.returncode == 2
+    assert f"needs {missing}, which is not installed: pip install {advice}\n" in done.stderr
