@@ -50,7 +50,7 @@ def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOn
             raise UnsafeInputError(f"{where}: {meta.shape[0]} bytes, at most {limit} expected")
         check_document(meta.shape[0], partial(_stored_bytes, fs, node), where)
         try:
-            return read_array(fs, node, meta, "document").tobytes()
+            return memoryview(read_array(fs, node, meta, "document")).toreadonly()
         except CorruptTensorError:
             # A writer may have replaced it between metadata and chunks.
             if last:
@@ -114,7 +114,9 @@ def write_document(directory: str, data: ReadOnlyBuffer, old: ArrayMeta | None, 
     chunk = max(1, min(len(content), CHUNK_TARGET))
     meta = array_document(content.shape, (chunk,), content.dtype, encoder, attributes={}, keys=keys)
     try:
-        os.makedirs(directory, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            # Not the group around it: one that somebody removed with all its tensors is not made anew.
+            os.mkdir(directory)
         for number, start in enumerate(range(0, len(content), chunk)):
             piece = content[start : start + chunk]
             piece = np.concatenate([piece, np.zeros(chunk - len(piece), np.uint8)])
