@@ -68,7 +68,7 @@ docs: env
 
 # torch and MindSpore bring libraries that do not agree: two processes.
 test: env lint test-mindspore
-	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer and not browser' --ignore=tests/capture/mindspore --ignore=tests/capture/mindtorch tests
+	$(BIN)/python -m pytest -n $(PYTEST_WORKERS) -m 'not peer and not browser and not installed' --ignore=tests/capture/mindspore --ignore=tests/capture/mindtorch tests
 
 # MindSpore with numpy 2, which is not what it was built for; test-mindspore-27 is the pair that agrees.
 test-mindspore: $(VENV)/.mindspore

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.reports.cases import (
     write_dump,
     writer,
 )
+from tools.packing import build_sdist, build_wheel
 
 torch = judge("torch")
 
@@ -163,27 +165,45 @@ def test_r022_what_matches_nothing_is_said(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
-def test_r024_the_wheel_is_pure_and_needs_no_framework(tmp_path: Path) -> None:
-    """Built without network from what stands in pyproject.toml."""
-    root = Path(msformat.__file__).parents[1]
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(root / name, source)
-    for name in ("msformat", "capture"):
-        shutil.copytree(root / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    code = "import sys, setuptools.build_meta as b; print(b.build_wheel(sys.argv[1]))"
-    done = run_python(code, tmp_path, cwd=source)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without network from what stands in pyproject.toml, by way of the sdist."""
+    place = tmp_path_factory.mktemp("dist")
+    return build_wheel(build_sdist(place), place)
+
+
+def test_r024_the_wheel_is_pure_and_needs_no_framework(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
-    assert "msformat/schemas/dump.schema.json" in names
+    root = Path(msformat.__file__).parents[1]
+    tree = [path for name in ("msformat", "capture") for path in (root / name).rglob("*") if path.is_file()]
+    assert {str(path.relative_to(root)) for path in tree if "__pycache__" not in path.parts} <= set(names)
     assert not [name for name in names if name.endswith((".so", ".pyd"))]
     needed = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra ==" not in line]
     assert not [line for line in needed if any(word in line for word in ("torch", "mindspore", "h5py", "zarr"))]
+
+
+def test_r024_what_was_built_converts_a_dump(wheel: Path, golden: Callable[[str], Path], tmp_path: Path) -> None:
+    """The wheel laid out as pip does, far from the working tree; ``make test-matrix`` does it with pip and no extra."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")
+    code = """
+import sys
+sys.path.insert(0, "installed")
+import msformat
+from msformat.cli import main
+print(msformat.__file__)
+sys.exit(main(sys.argv[1:]))
+"""
+    source = golden("torch_8.1.0_mix_tensor")
+    for target in ("a.h5", "a.zarr", "back"):
+        done = run_python(code, "convert", source, target, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert str(tmp_path / "installed") in done.stdout
+    original = (source / "step0/rank/dump.json").read_bytes()
+    assert (tmp_path / "back/step0/rank/dump.json").read_bytes() == original
 
 
 def test_r028_no_framework_is_needed(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.judges import judge
-from tools.matrix import ROWS, Result, Row, _read_results, declared, interpreter, minima, report, requirements
+from tools.matrix import Result, _read_results, document, interpreter, keep, kept, report
+from tools.matrix_rows import ROWS, Row, declared, minima, requirements
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = Row("mine", "3.11", "this test", absent=frozenset({"torch"}))
@@ -31,13 +32,16 @@ def test_minima_are_those_of_pyproject() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     text = text[text.index("\ndependencies") : text.index("\ntest = [")]
     written = {f"{name}=={least}" for name, least in re.findall(r'"([\w-]+)>=([\d.]+)', text)}
-    frameworks = {one for one in written if one.startswith(("torch", "mindspore"))}
+    # No row has the engine that fuzzes.
+    written = {one for one in written if not one.startswith("atheris=")}
+    names = {"torch", "mindspore", "transformers", "accelerate", "lightning"}
+    frameworks = {one for one in written if one.partition("=")[0] in names}
     zarr = {one for one in written if one.startswith("zarr=")}
-    assert len(frameworks) == 2
+    assert len(frameworks) == len(names)
     # zarr-python is not for Python 3.10.
     assert set(minima(OLDEST, declared())) == written - frameworks - zarr
-    with_torch = next(row for row in ROWS if row.oldest and row.framework == "torch")
-    assert set(minima(with_torch, declared())) == {one for one in written - zarr if not one.startswith("mindspore")}
+    trainers = next(row for row in ROWS if row.oldest and "lightning" in row.frameworks)
+    assert set(minima(trainers, declared())) == {one for one in written - zarr if not one.startswith("mindspore")}
 
 
 def test_what_the_issue_asks_for_is_a_row() -> None:
@@ -91,3 +95,20 @@ def test_an_absent_judge_skips_whoever_asks_it() -> None:
         with pytest.raises(pytest.skip.Exception, match="no_such_library is not installed"):
             ask()
     assert judge("subprocess") is subprocess
+
+
+def test_what_came_of_a_row_is_kept_and_written_down(tmp_path: Path) -> None:
+    """The document says it in words that the table in the terminal has, and which versions were tried."""
+    found = _result(tmp_path, "", "", '<skipped message="torch is not installed"/>', "<failure/>")
+    found.versions = {"Python": "3.11.9", "numpy": "1.26.4", "ml_dtypes": "0.5.0", "pip": "25.0"}
+    keep(found, tmp_path / "results")
+    again = kept(ROW, tmp_path / "results")
+    assert again == found
+    assert kept(OLDEST, tmp_path / "results").verdict == "not tried: not run yet"
+    text = document([again, kept(OLDEST, tmp_path / "results")])
+    assert "| mine |  | 3.11.9 | 1.26.4 |" in text
+    assert "| 2 | 1 | 1 |" in text
+    assert "- mine: 1 skipped: torch is not installed" in text
+    assert "- mine: FAILED tests.a::test_3" in text
+    assert "| ml_dtypes | 0.5.0 |  |" in text
+    assert "| pip |" not in text
