@@ -11,7 +11,7 @@ MINDSPORE ?= mindspore==2.10.0
 MINDSPORE27 ?= mindspore==2.7.1
 PYTEST_WORKERS ?= 2
 
-.PHONY: env demo docs test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-peer-26 test-matrix bench bench-capture lint clean
+.PHONY: env demo docs test test-browser test-mindspore test-mindspore-27 test-mindtorch test-peer test-peer-26 test-matrix mutation fuzz bench bench-capture lint clean
 
 env: $(VENV)/.ready
 
@@ -98,6 +98,14 @@ bench: env $(PEER_VENV)/.ready
 	$(BIN)/python -m tools.bench --peer $(PEER_VENV)/bin/python $(BENCH)
 
 # Capture alone, at every level, against both releases of msprobe: an hour, or minutes with BENCH=--quick.
+# Guards are taken out one after the other, in a copy of the tree: the tests must notice. MUTATION='--only journal' takes a few.
+mutation: env
+	$(BIN)/python -m tools.mutation $(MUTATION)
+
+# All readers and the state machine of the writer; FUZZ='--seconds 600' takes longer, FUZZ='pt npy --keep' a few. See docs/fuzzing.md.
+fuzz: env $(VENV)/.fuzz
+	$(BIN)/python -m tools.fuzz $(FUZZ)
+
 bench-capture: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
 	$(BIN)/python -m tools.bench_capture --peer $(PEER_VENV)/bin/python --peer26 $(PEER26_VENV)/bin/python $(BENCH)
 

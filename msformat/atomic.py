@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -23,8 +24,12 @@ __all__ = [
     "fsync_file",
     "fsync_files",
     "is_temporary",
+    "make_directories",
+    "make_private",
+    "make_public",
     "output_file",
     "temporary_sibling",
+    "usual_mode",
     "write_atomic",
 ]
 
@@ -34,6 +39,8 @@ _TEMPORARY = re.compile(re.escape(_MARK) + r"[0-9a-f]{12}$")
 # Names are cut so that the mark still fits into the 255 bytes most file systems allow.
 _STEM_BYTES = 180
 _AT_ONCE = 8
+# Rights of the group and of others.
+_OTHERS = 0o077
 # Less is not worth the call.
 BEGIN_FROM = 1 << 16
 
@@ -58,7 +65,7 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
     Parameters
     ----------
     path
-        Final name. Permissions follow the umask, as for any file made with ``open``.
+        Final name. Permissions follow the umask, as for any file made with ``open``. The temporary is private.
     fsync
         Wait until bytes and name are on disk.
     """
@@ -68,8 +75,10 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
         stream = open(temporary, "xb")  # noqa: SIM115 (closed below, before the rename)
     try:
         with stream:
+            mode = make_private(stream.fileno())
             yield stream
             stream.flush()
+            make_public(stream.fileno(), mode)
             if fsync:
                 os.fsync(stream.fileno())
         with _naming(path):
@@ -89,6 +98,65 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+def make_directories(path: str | os.PathLike[str], *, fsync: bool = True) -> None:
+    """Make a directory and those above it that are missing.
+
+    ``fsync``: their names are on disk then. Otherwise what is promised inside is lost with them when the power is.
+    """
+    place = Path(path)
+    missing = [each for each in (place, *place.parents) if not each.exists()]
+    place.mkdir(parents=True, exist_ok=True)
+    if fsync:
+        fsync_directories(dict.fromkeys(str(each.parent) for each in missing), threads=False)
+
+
+def make_private(target: str | int) -> int:
+    """Keep group and others out of something unfinished of ours; returns the mode that :func:`make_public` gives back.
+
+    Made with the mode that the umask leaves and narrowed at once, because nobody can ask for a umask without changing
+    it for the whole process. File systems without modes are let be.
+
+    Parameters
+    ----------
+    target
+        A path or an open descriptor.
+    """
+    mode = stat.S_IMODE(os.stat(target).st_mode)
+    _change_mode(target, mode & ~_OTHERS, mode)
+    return mode
+
+
+def make_public(target: str | int, mode: int) -> None:
+    """Give back what :func:`make_private` took, now that it is whole."""
+    _change_mode(target, mode, mode)
+
+
+def _change_mode(target: str | int, wanted: int, usual: int) -> None:
+    # Under a umask of 077 there is nothing to take.
+    if usual & _OTHERS and os.chmod in os.supports_fd:
+        with contextlib.suppress(OSError):
+            os.chmod(target, wanted)
+
+
+def usual_mode(path: str, *, directory: bool) -> int:
+    """The mode that a file or directory gets which is made beside ``path`` now.
+
+    Raises
+    ------
+    OSError
+        Nothing can be made there.
+    """
+    probe = temporary_sibling(path)
+    if directory:
+        os.mkdir(probe)
+    else:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        return stat.S_IMODE(os.stat(probe).st_mode)
+    finally:
+        (os.rmdir if directory else os.unlink)(probe)
 
 
 @contextlib.contextmanager

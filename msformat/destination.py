@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from msformat.atomic import fsync_directory, is_temporary, temporary_sibling
+from msformat.atomic import (
+    fsync_directory,
+    is_temporary,
+    make_directories,
+    make_public,
+    temporary_sibling,
+    usual_mode,
+)
 from msformat.errors import StoreError
 from msformat.filelock import FileLock
 from msformat.filesystem import is_url
@@ -45,6 +52,7 @@ __all__ = [
 _SUFFIXES = {".h5": "hdf5", ".hdf5": "hdf5", ".zarr": "zarr"}
 _LOCK = ".msformat-lock"
 _REPLACED = ".replaced"
+_MODE = ".mode"
 # What a unit directory of ours may hold; further documents are named by the caller.
 _UNIT_DOCUMENTS = frozenset(
     {"dump.json", "debug.json", "stack.json", "construct.json", "dump_error_info.log", "tensors.jsonl", "journal.jsonl"}
@@ -265,6 +273,8 @@ def remove_leftovers(path: str, *, keep: str | None = None) -> None:
             remove_temporary(name)
     for name in _half_made(path):
         remove_temporary(name)
+    for probe in _siblings(path, _prefix(path + _MODE)):
+        remove_temporary(probe)
     for aside in _siblings(path, _prefix(path + _REPLACED)):
         _clear_aside(aside, path, ())
 
@@ -331,7 +341,7 @@ def prune_empty(path: str, root: str) -> None:
 
 
 def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[str]:
-    """Give what is whole its final name; what stood there is removed as far as it is ours.
+    """Give what is whole its final name and usual mode; what stood there is removed as far as it is ours.
 
     Parameters
     ----------
@@ -346,6 +356,7 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
         Where the files now are that were not ours; nearly always where they were.
     """
     if not os.path.lexists(path):
+    make_public(temporary, usual_mode(path + _MODE, directory=os.path.isdir(temporary)))
         os.rename(temporary, path)
         fsync_directory(Path(path).parent)
         return []

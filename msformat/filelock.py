@@ -94,6 +94,10 @@ class FileLock:
             raise StoreError(taken(path, live=True))
         return cls(path, descriptor, fsync=fsync)
 
+    def is_in_place(self) -> bool:
+        """Whether the name still means this file: it was not removed, nor moved away with its directory."""
+        return self.descriptor >= 0 and _is_same_file(self.path, self.descriptor)
+
     def release(self) -> None:
         """Close and unlock; the file stays. Releasing twice is fine."""
         descriptor, self.descriptor = self.descriptor, -1

@@ -159,6 +159,17 @@ class JournalWriter:
             raise StoreError(f"{self.path}: cannot append to the journal: {error}") from error
         self._size += len(data)
 
+    def check_place(self) -> None:
+        """Refuse to promise anything in a file that nobody can find any more.
+
+        Raises
+        ------
+        StoreError
+            The journal was removed, or moved away with its directory.
+        """
+        if not self._lock.is_in_place():
+            raise StoreError(f"{self.path}: was removed or moved away while the dump was being written")
+
     def _write(self, data: memoryview) -> None:
         while data:
             data = data[os.write(self._lock.descriptor, data) :]

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["each_in_threads"]
+__all__ = ["each_in_threads", "submit_or_run"]
 
 T = TypeVar("T")
+
+
+def submit_or_run(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
+    """Have a pool do something, or do it here where the pool takes nothing any more.
+
+    Pools of threads end before ``atexit`` handlers run, which is where capture writes what a program that broke off
+    had recorded.
+    """
+    done: Future[T] = Future()
+    # A pool that cannot start a thread has queued the job all the same: another of its threads may come to it.
+    is_begun = threading.Lock()
+
+    def run() -> None:
+        if not is_begun.acquire(blocking=False):
+            return
+        try:
+            result = job()
+        except BaseException as error:  # noqa: BLE001 (whoever asks for the result gets it)
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    try:
+        pool.submit(run)
+    except RuntimeError:
+        run()
+    return done
 
 
 def each_in_threads(action: Callable[[T], object], items: Iterable[T], threads: int) -> None:

@@ -256,6 +256,7 @@ class DumpWriter:
                 self._store.sync()
             if self._lines:
                 self._journal.append(self._lines)
+            self._journal.check_place()
             self._lines.clear()
             self._pending_entries = self._unsynced_bytes = 0
             self._is_dirty = False
@@ -276,6 +277,7 @@ class DumpWriter:
                 if self._journal is not None:
                     self._put_documents()
                     self._open_store().close()
+                    self._journal.check_place()
                     self._journal.remove()
             self._end = _FINISHED
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from capture.config_keys import INERT, KEYS, OTHER_TASKS, STORAGE_KEYS, Inert, Key
+from msformat.atomic import write_atomic
 
 TARGET = Path(__file__).parents[1] / "docs" / "config.md"
 
@@ -95,7 +96,7 @@ def _rows(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def main() -> int:
     """Write the page."""
-    TARGET.write_text(reference(), "utf-8")
+    write_atomic(TARGET, reference().encode())
     return 0
 
 

@@ -19,6 +19,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from capture.whole import write_whole
+
 if TYPE_CHECKING:
     from capture.config import CaptureConfig
     from capture.config_values import DataMode
@@ -122,10 +124,4 @@ def write_settings(path: Path, settings: Mapping[str, Any]) -> None:
         It cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(json.dumps(settings, indent=4), "utf-8")
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    write_whole(path, json.dumps(settings, indent=4).encode())

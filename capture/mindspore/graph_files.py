@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capture.config import StorageConfig, try_store
+from capture.whole import write_aside
 from msformat import DType, DumpWriter, Header, MsformatError, safe_data_name, tensor_stats
 
 __all__ = ["GRADIENT", "STORAGES", "Place", "SaveDirectories"]
@@ -200,31 +201,24 @@ class _NpyFiles:
         """Write a file. bfloat16 becomes float32, exactly, as no ``.npy`` can hold it."""
         array = dtype.widen_bfloat16(bits) if dtype.name == "bfloat16" else bits
         stem = f"{_short(name)}_{dtype.name}"
-        # A name that msformat knows for an unfinished file.
-        temporary = self._directory / f".{stem[:_NAME_BYTES]}.msformat-partial-{os.urandom(6).hex()}"
+        temporary = write_aside(
+            self._directory / stem,
+            lambda stream: np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False),
+        )
         try:
-            with open(temporary, "xb") as stream:
-                np.lib.format.write_array(stream, np.asarray(array), allow_pickle=False)
             self._publish(temporary, stem)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
 
     def _publish(self, temporary: Path, stem: str) -> None:
         """Give a file the next number that is free: another process that knows of no rank may write here, too."""
         while True:
             file = self._directory / f"{stem}_{self._next_number(self._first)}.npy"
             try:
-                # Taken by being made: no call on all systems renames a file without replacing another.
-                os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+                _name_without_replacing(temporary, file)
             except FileExistsError:
                 self._say_shared()
                 continue
-            try:
-                os.replace(temporary, file)
-            except BaseException:
-                file.unlink(missing_ok=True)
-                raise
             return
 
     def _say_shared(self) -> None:
@@ -243,6 +237,28 @@ class _NpyFiles:
 
     def finish(self) -> None:
         """Nothing is open."""
+
+
+def _name_without_replacing(temporary: Path, file: Path) -> None:
+    """Give a file its name, unless it is taken: no call on all systems renames a file without replacing another.
+
+    Raises
+    ------
+    FileExistsError
+        It is taken.
+    """
+    try:
+        os.link(temporary, file)
+    except FileExistsError:
+        raise
+    except OSError:
+        # No hard links there: taken by being made. A death in between leaves an empty file.
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        try:
+            os.replace(temporary, file)
+        except BaseException:
+            file.unlink(missing_ok=True)
+            raise
 
 
 @lru_cache(maxsize=len(STORAGES))

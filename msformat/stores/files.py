@@ -18,11 +18,12 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from msformat.atomic import (
+    atomic_file,
     fsync_directory,
     fsync_file,
     fsync_files,
     is_temporary,
-    temporary_sibling,
+    make_directories,
     write_atomic,
 )
 from msformat.dtypes import DType
@@ -284,12 +285,10 @@ class FilesStore(Store):
             self._copy(source, path)
 
     def _copy(self, source: str, path: str) -> None:
-        temporary = temporary_sibling(path)
         try:
-            shutil.copyfile(source, temporary)
-            os.replace(temporary, path)
+            with Path(source).open("rb") as given, atomic_file(path, fsync=False) as stream:
+                shutil.copyfileobj(given, stream)
         except OSError as error:
-            Path(temporary).unlink(missing_ok=True)
             raise StoreError(f"{path}: {error.strerror or error}") from error
 
     def _data_path(self, name: str) -> str:

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from msformat.errors import StoreError
 from msformat.stores.base import ReadOnlyBuffer
 from msformat.stores.codecs import Compression
+from msformat.threads import submit_or_run
 
 __all__ = [
     "COMPACT_BELOW",
@@ -276,14 +277,14 @@ class ChunkPipeline:
             return
         while self._pending and self._size + size > _PENDING_LIMIT:
             self._write_first()
-        self._pending.append(_Pending(key, write, self._executor.submit(pack), size))
+        self._pending.append(_Pending(key, write, submit_or_run(self._executor, pack), size))
         self._size += size
         while self._pending and self._pending[0].packed.done():
             self._write_first()
 
     def submit(self, job: Callable[[], None]) -> Future[None] | None:
         """Have a thread do something; None, and nothing is done, where there is none."""
-        return None if self._executor is None else self._executor.submit(job)
+        return None if self._executor is None else submit_or_run(self._executor, job)
 
     def _write_first(self) -> None:
         first = self._pending.popleft()

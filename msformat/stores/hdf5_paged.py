@@ -212,6 +212,7 @@ class PagedFile(io.RawIOBase):
     def _commit(self) -> None:
         if self._size > os.fstat(self._raw.fileno()).st_size:
             self._raw.truncate(self._size)  # HDF5 refuses a file that ends before its declared end
+        self._check_place()
         self._wait_for(self._raw)
         if self._pages:
             # Space freed at the end may leave pages that the new state no longer has.
@@ -228,6 +229,11 @@ class PagedFile(io.RawIOBase):
         parts = [_MAGIC, self._size.to_bytes(8, "little")]
         parts += [piece for number, page in pages.items() for piece in (number.to_bytes(8, "little"), bytes(page))]
         body = b"".join(parts)
+    def _check_place(self) -> None:
+        """A file that was removed, or moved away, takes all bytes and keeps none."""
+        if not os.path.samestat(os.stat(self.path), os.fstat(self._raw.fileno())):
+            raise FileNotFoundError(errno.ENOENT, "another file took its place", self.path)
+
         side = Path(side_path(self.path))
         side.unlink(missing_ok=True)
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from msformat.filesystem import RemoteFileSystem
+from msformat.threads import submit_or_run
 
 __all__ = ["Uploads"]
 
@@ -60,7 +62,7 @@ class Uploads:
             self._pending += nbytes
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="msformat-upload")
-        self._futures[path] = self._pool.submit(self._run, nbytes, action)
+        self._futures[path] = submit_or_run(self._pool, partial(self._run, nbytes, action))
 
     def _run(self, nbytes: int, action: Callable[[], None]) -> None:
         try:

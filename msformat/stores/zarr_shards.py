@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msformat.atomic import begin_writing, temporary_sibling
+from msformat.atomic import begin_writing, make_private, make_public, temporary_sibling
 from msformat.errors import FormatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem
 from msformat.stores.base import ReadOnlyBuffer
@@ -264,12 +264,13 @@ class FileShard(Shard):
         self._done = done
         self._begin = begin
         self._temporary = temporary_sibling(path)
+        self._mode: int | None = None
 
     def _put(self, start: int, data: ReadOnlyBuffer) -> None:
-        # O_EXCL is not possible, several threads come first; nobody can have planted a link under a random name.
-        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        flags = os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         try:
-            with open(os.open(self._temporary, flags, 0o666), "wb", buffering=0) as stream:
+            self._make()
+            with open(os.open(self._temporary, flags), "wb", buffering=0) as stream:
                 stream.seek(start)
                 rest = memoryview(data).cast("B")
                 while rest:
@@ -279,7 +280,16 @@ class FileShard(Shard):
         except OSError as error:
             raise OSError(error.errno, error.strerror, self.path) from error
 
+    def _make(self) -> None:
+        """Make the file, whichever thread comes first."""
+        with self._lock:
+            if self._mode is None:
+                with open(self._temporary, "xb") as stream:
+                    self._mode = make_private(stream.fileno())
+
     def _seal(self) -> None:
+        if self._mode is not None:
+            make_public(self._temporary, self._mode)
         os.replace(self._temporary, self.path)
         self._done(self.path)
 

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from msformat.stores.zarr_jobs import ArrayFile, Job
 from msformat.stores.zarr_metadata import METADATA_NAME, array_document
 from msformat.stores.zarr_shards import FileShard, Shard
 from msformat.stores.zarr_stacks import Cut
+from msformat.threads import submit_or_run
 
 __all__ = ["ArrayWriter", "OpenPack"]
 
@@ -261,9 +263,9 @@ class ArrayWriter:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-zarr")
         self._jobs[job.home] = job
-        chunks = [self._pool.submit(piece) for piece in job.pieces]
+        chunks = [submit_or_run(self._pool, piece) for piece in job.pieces]
         # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
-        self._pool.submit(self._finish, job, chunks)
+        submit_or_run(self._pool, partial(self._finish, job, chunks))
 
     def _finish(self, job: Job, chunks: list[Future[None]]) -> None:
         # All of them are waited for: nothing may be written any more once the rest is cleaned up.

@@ -475,3 +475,22 @@ def test_a_second_backward_of_a_call_is_said_and_leaves_no_orphan(
     assert "ran backward again" in caplog.text
     unit = msformat.open(tmp_path)[0, None]
     assert raw(unit, "Functional.relu.0.backward")["input"][0]["Max"] == 2
+
+
+def test_what_capture_itself_raises_costs_one_entry_and_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise MemoryError("no room for statistics")
+
+    framework = FakeFramework()
+    session = make(tmp_path, framework)
+    session.start(NoHooks(), None)
+    with monkeypatch.context() as patch:
+        patch.setattr(framework, "quiet", fail)
+        assert session.observer.begin_api("Functional", "relu", (tensor(1.0),), {}) is None
+    api(session.observer, "gelu", tensor(1.0), output=tensor(2.0))
+    session.stop()
+    session.step()
+    assert list(opened(tmp_path, session)) == ["Functional.gelu.0.forward"]
+    assert "no room for statistics" in caplog.text

@@ -214,6 +214,16 @@ def test_permissions_follow_the_umask(tmp_path: Path) -> None:
 # --- the lock --------------------------------------------------------------------------------------------------------
 
 
+def test_a_batch_is_on_disk_when_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[int] = []
+    made = JournalWriter(tmp_path / "journal.jsonl", document="dump.json", backend="files", header=HEADER)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: waited.append(os.fstat(descriptor).st_size))
+    made.append([encode_record({"kind": "problem", "message": "x"})])
+    assert waited == [made.size]
+    monkeypatch.undo()
+    made.remove()
+
+
 def test_a_live_writer_keeps_others_out(tmp_path: Path) -> None:
     path = tmp_path / "j"
     writer = JournalWriter(path, document="dump.json", backend="files", header=HEADER)

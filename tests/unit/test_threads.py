@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from msformat.threads import each_in_threads
+from msformat.threads import each_in_threads, submit_or_run
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
@@ -74,3 +75,37 @@ def test_at_the_end_of_the_interpreter(tmp_path: Path) -> None:
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")
     assert len(list((tmp_path / "u/dump_tensor_data").iterdir())) == 40
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_pool_that_takes_nothing_any_more(fails: bool) -> None:
+    """As all of them at the end of the interpreter."""
+    with ThreadPoolExecutor(1) as pool:
+        assert submit_or_run(pool, lambda: 1).result() == 1
+
+    def job() -> int:
+        if fails:
+            raise ValueError("bad")
+        return threading.get_ident()
+
+    done = submit_or_run(pool, job)
+    assert done.done()
+    if fails:
+        assert isinstance(done.exception(), ValueError)
+    else:
+        assert done.result() == threading.get_ident()
+
+
+def test_what_a_pool_took_although_it_has_no_thread_is_done_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system has no more threads, the pool has queued the job before it says so."""
+    ran: list[int] = []
+
+    def none_left(self: ThreadPoolExecutor) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with ThreadPoolExecutor(1) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(ThreadPoolExecutor, "_adjust_thread_count", none_left)
+            submit_or_run(pool, lambda: ran.append(1)).result()
+        submit_or_run(pool, lambda: ran.append(2)).result()
+    assert ran == [1, 2]
