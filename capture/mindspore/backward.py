@@ -219,7 +219,8 @@ class CellBackwards:
         """Without the graph that a gradient of a gradient gives it: a call must not reach a graph."""
         if not getattr(gradient, "_requires_grad", False):
             return gradient
-        with self._framework.quiet():
+        # The copy is none of the program's calls.
+        with self._observer.local.at_work(), self._framework.quiet():
             return gradient.copy()
 
     def _sum(self, parts: list[Any]) -> Any:

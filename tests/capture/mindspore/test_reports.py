@@ -67,6 +67,49 @@ def handles(net: nn.Cell) -> int:
     return of_cells + sum(len(parameter.hooks()) for parameter in net.trainable_params())
 
 
+def test_r008_r064_after_a_forward_that_failed_nothing_of_capture_is_recorded(tmp_path: Path) -> None:
+    """MindSpore then makes gradients that want gradients, as in a gradient of a gradient: capture copies those."""
+    net = layers(nn.ReLU())
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    def failing(x: Any) -> Any:
+        net(x)
+        fail()
+
+    run = train_step(net)
+    capture = debugger(tmp_path, level="mix", task="statistics")
+    for number in range(3):
+        capture.start(net)
+        if number == 1:
+            with pytest.raises(ZeroDivisionError):
+                ms.value_and_grad(failing, None, net.trainable_params())(rows())
+        else:
+            run()
+        capture.stop()
+        capture.step()
+    capture.close()
+    first, _, third = (unit.data for unit in units(tmp_path))
+    assert list(third) == list(first)
+    assert third == first
+
+
+@pytest.mark.parametrize("level", ["L1", "mix"])
+def test_r008_a_gradient_of_a_gradient_has_no_operations_of_capture(level: str, tmp_path: Path) -> None:
+    net = layers(nn.Tanh())
+
+    def penalty(x: Any) -> Any:
+        return ms.grad(lambda y: ops.square(net(y)).sum())(x).sum()
+
+    alone = bits(ms.grad(penalty)(rows()))
+    with captured(tmp_path, net, level=level, task="tensor"):
+        assert bits(ms.grad(penalty)(rows())) == alone
+    data = units(tmp_path)[0].data
+    assert any(".backward" in key for key in data)
+    assert not [key for key in data if ".copy." in key]
+
+
 def test_r072_keyword_inputs_of_a_cell(tmp_path: Path) -> None:
     net = Masking()
     dump = dump_of(tmp_path, net, train_step(net))
