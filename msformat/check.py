@@ -43,7 +43,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_statistic(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float))
+    # Strict JSON (msformat.strictjson) has no other words for the last three.
+    return value is None or isinstance(value, (bool, int, float)) or value in ("NaN", "Infinity", "-Infinity")
 
 
 def _is_shape(value: Any) -> bool:

@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from msformat.atomic import make_directories, make_private, temporary_sibling
+from msformat.atomic import temporary_sibling
 from msformat.convert_remote import convert_remote_single, convert_remote_unit
 from msformat.convert_unit import (
     UnitJob,
@@ -82,6 +82,8 @@ class ConvertOptions:
         Replace units of a dump that stands at the destination. Nothing else there is touched.
     dry_run
         Write nothing, report what would be.
+    strict_json
+        Spell NaN and infinities as strings in documents, for parsers that know no bare ``NaN``.
     """
 
     to: str | None = None
@@ -98,6 +100,7 @@ class ConvertOptions:
     resume: bool = False
     overwrite: bool = False
     dry_run: bool = False
+    strict_json: bool = False
 
     def __post_init__(self) -> None:
         choices = (
@@ -121,7 +124,7 @@ class ConvertOptions:
     def rewrite(self) -> Rewrite:
         """What changes in documents."""
         suffix = None if self.tensors is None else f".{self.tensors}"
-        return Rewrite(self.dialect, suffix, self.patterns)
+        return Rewrite(self.dialect, suffix, self.patterns, self.strict_json)
 
 
 @dataclass(slots=True)
@@ -373,9 +376,6 @@ def _write_whole(
         if not all(unit.failed for unit in reports):
             install(temporary, path)
             return reports
-        # Made here, so that it is private before anything is in it; a store takes an empty one for a new one.
-        Path(temporary).mkdir() if jobs[0].destination.backend == "zarr" else Path(temporary).touch(exist_ok=False)
-        make_private(temporary)
     except BaseException as error:
         _clean_up(temporary, error, options)
         raise
@@ -399,21 +399,6 @@ def _fill(
     alone = (executor is None and options.jobs == 1) or len(jobs) == 1
     if alone or jobs[0].destination.backend != "zarr":
         return [convert_into(job, location, progress) for job in jobs]
-) -> list[UnitReport]:
-    """Write all units, and see that they lie in what was begun: a store makes anew what somebody took away."""
-    begun = os.stat(location)
-    reports = _write_units(jobs, location, options, progress, executor)
-    if not os.path.samestat(os.stat(location), begun):
-        raise StoreError(f"{location}: was removed while it was being written")
-    return reports
-
-
-def _write_units(
-    jobs: Sequence[UnitJob],
-    location: str,
-    options: ConvertOptions,
-    progress: Progress | None,
-    executor: Executor | None,
     # The first unit makes the root group, which the others then share.
     first = convert_into(jobs[0], location, progress)
     rest = jobs[1:]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from msformat.atomic import make_private, temporary_sibling
+from msformat.atomic import temporary_sibling
 from msformat.columnindex import put_document_columns
 from msformat.destination import (
     Destination,
@@ -20,6 +20,7 @@ from msformat.destination import (
     remove_temporary,
 )
 from msformat.errors import MsformatError, StoreError
+from msformat.filesystem import is_url
 from msformat.layout import UnitLocation, unit_backend
 from msformat.plan import Rewrite, UnitPlan, plan_unit
 from msformat.stores.base import ReadOnlyBuffer, Store, StoreOptions
@@ -152,14 +153,13 @@ def _convert_tree_unit(job: UnitJob, progress: UnitProgress | None) -> UnitRepor
 
 def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None) -> UnitReport:
     with open_source(job.source) as source:
-        plan = plan_job(job, source)
+        plan = plan_job(job, source, _scratch_beside(directory))
         if os.path.isdir(directory) and unit_backend(directory) is not None and not job.overwrite:
             return already_there(job, plan, directory)
         temporary = temporary_sibling(directory)
         try:
             os.mkdir(temporary)
             location = job.destination.store_location(temporary)
-            make_private(temporary)
             report = write_store(job, source, plan, location, "", progress)
             report.bytes_out, report.files_out = disk_usage(temporary)
             strangers = install(temporary, directory, plan.documents)
@@ -204,7 +204,7 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
     except (MsformatError, OSError) as error:
         return failed_report(job, error)
     with source:
-        plan = plan_job(job, source)
+        plan = plan_job(job, source, _scratch_beside(location))
         report = write_store(job, source, plan, location, job.key.path, progress)
     after, files_after = disk_usage(place)
     report.bytes_out, report.files_out = after - before, files_after - files_before
@@ -229,13 +229,18 @@ def open_source(source: UnitLocation) -> Store:
     return open_store(source.backend, source.location, group=source.group)
 
 
-def plan_job(job: UnitJob, source: Store) -> UnitPlan:
-    """What a job is to write."""
+def plan_job(job: UnitJob, source: Store, scratch: str | None = None) -> UnitPlan:
+    """What a job is to write; documents too large for memory lie in ``scratch`` meanwhile, in files without a name."""
     documents, problems = unit_documents(job.source, source)
-    plan = plan_unit(source, documents, job.rewrite, rank=job.source.key.rank)
+    plan = plan_unit(source, documents, job.rewrite, rank=job.source.key.rank, scratch=scratch)
     plan.problems[:0] = problems
     plan.notes[:0] = source.notes
     return plan
+
+
+def _scratch_beside(location: str) -> str | None:
+    """A directory on the disk that is written to."""
+    return None if is_url(location) else os.path.dirname(os.path.abspath(location))
 
 
 def write_store(
@@ -324,7 +329,7 @@ def all_done(jobs: Sequence[UnitJob], location: str) -> list[UnitReport] | None:
                 open_source(job.source) as source,
                 open_store(job.destination.backend, location, group=job.key.path) as store,
             ):
-                plan = plan_job(job, source)
+                plan = plan_job(job, source, _scratch_beside(location))
                 if not is_done(store, plan):
                     return None
                 reports.append(UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True))

@@ -28,6 +28,7 @@ __all__ = [
     "canonical",
     "check_bom",
     "compact",
+    "constant_spans",
     "describe",
     "find_constants",
     "guard_recursion",
@@ -249,6 +250,15 @@ def find_constants(text: bytes | bytearray) -> list[int]:
         if not inside and _stands_alone(text, position, hit.end()):
             found.append(position)
     return found
+
+
+def constant_spans(text: bytes) -> list[tuple[int, int]]:
+    """First and end of each bare ``NaN``, ``Infinity`` and ``-Infinity``, its sign included."""
+    spans: list[tuple[int, int]] = []
+    for position in find_constants(text):
+        is_negative = text[max(position - 1, 0) : position] == b"-"
+        spans.append((position - is_negative, position + len(_constant_at(text, position))))
+    return spans
 
 
 def _odd_quotes(part: bytes | bytearray) -> bool:

@@ -16,7 +16,9 @@ from msformat.dtypes import parse_dtype
 from msformat.errors import FormatError, MsformatError, TensorNotFoundError
 from msformat.jsontext import canonical, parse_json
 from msformat.names import key_matches
+from msformat.spool import spooled
 from msformat.stores.base import ReadOnlyBuffer, Store
+from msformat.strictjson import has_bare_words, strict_pieces
 
 __all__ = ["PlannedTensor", "Rewrite", "UnitPlan", "load_entries", "plan_unit", "tensor_references"]
 
@@ -36,11 +38,14 @@ class Rewrite:
         Suffix of tensor names (``.npy``, ``.pt``), None to keep them.
     patterns
         Entries to keep: globs, or parts of a key. Empty keeps all.
+    strict_json
+        Spell NaN and infinities as strings in every JSON document (:mod:`msformat.strictjson`).
     """
 
     dialect: Dialect | None = None
     suffix: str | None = None
     patterns: tuple[str, ...] = ()
+    strict_json: bool = False
 
     def keeps(self, key: str) -> bool:
         """Whether an entry is kept."""
@@ -93,7 +98,14 @@ class UnitPlan:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def plan_unit(store: Store, documents: Mapping[str, ReadOnlyBuffer], rewrite: Rewrite, *, rank: str = "") -> UnitPlan:
+def plan_unit(
+    store: Store,
+    documents: Mapping[str, ReadOnlyBuffer],
+    rewrite: Rewrite,
+    *,
+    rank: str = "",
+    scratch: str | None = None,
+) -> UnitPlan:
     """Plan a unit.
 
     Parameters
@@ -106,6 +118,13 @@ def plan_unit(store: Store, documents: Mapping[str, ReadOnlyBuffer], rewrite: Re
         What is to change.
     rank
         Name of its directory, which helps to tell the dialect.
+    scratch
+        Directory for what is too large for memory: a new dump.json of gigabytes (:func:`msformat.spool.spooled`).
+
+    Raises
+    ------
+    OSError
+        Nothing can be written there.
     """
     plan = UnitPlan(documents=dict(documents))
     name = next((name for name in ENTRY_DOCUMENTS if name in documents), None)
@@ -114,8 +133,10 @@ def plan_unit(store: Store, documents: Mapping[str, ReadOnlyBuffer], rewrite: Re
     names = _Names(rewrite, translator)
     _plan_tensors(plan, dump, store, names)
     if name is not None and dump is not None and (translator or rewrite.suffix or rewrite.patterns):
-        plan.documents[name] = b"".join(encode_dump(dump.header, _rewritten(dump, names)))
+        plan.documents[name] = spooled(encode_dump(dump.header, _rewritten(dump, names)), scratch)
     _plan_others(plan, dump, rewrite, translator)
+    if rewrite.strict_json:
+        _make_strict(plan.documents, scratch)
     return plan
 
 
@@ -297,6 +318,12 @@ def _plan_others(plan: UnitPlan, dump: DumpDocument | None, rewrite: Rewrite, tr
             plan.documents[name] = canonical(change(parse_json(bytes(data), name)))
         except FormatError as error:
             plan.problems.append(f"{name} is carried along as it is: {error}")
+
+
+def _make_strict(documents: dict[str, ReadOnlyBuffer], scratch: str | None) -> None:
+    for name, data in documents.items():
+        if name.endswith(".json") and has_bare_words(data):
+            documents[name] = spooled(strict_pieces(data), scratch)
 
 
 def _new_stack(stack: Any, rewrite: Rewrite, translator: Translator | None, positions: Mapping[str, int]) -> Any:

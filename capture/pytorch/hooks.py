@@ -8,6 +8,7 @@ from torch._C import DisableTorchFunction
 
 from capture.observer import Observer
 from capture.pytorch.apis import ApiHooks
+from capture.pytorch.device_graphs import DeviceGraphs
 from capture.pytorch.gradients import GradientGroups
 from capture.pytorch.kernels import KernelRecorder
 from capture.pytorch.modules import ModuleHooks
@@ -42,10 +43,12 @@ class TorchHooks(TorchLikeHooks):
         recorder = KernelRecorder if level == "L2" else ApiRecorder
         self._apis = ApiHooks(observer, _SharedGradients(groups), recorder)
         self._modules = ModuleHooks(observer, framework, groups)
+        self._graphs = DeviceGraphs(observer)
         super().__init__(self._apis, self._modules, level=level)
 
     def install(self, model: Any) -> None:
         """Set the hooks: on every module below ``model`` (or below each of a list), and on torch's functions."""
+        self._graphs.install()
         self._are_set = True
         if self._hooks_modules:
             with DisableTorchFunction():  # a function mode of the user is told of nothing that is done here
@@ -63,5 +66,6 @@ class TorchHooks(TorchLikeHooks):
         """Take them off; a function of torch is the object it was."""
         self._are_set = False
         self._apis.remove()
+        self._graphs.remove()
         with DisableTorchFunction():
             self._modules.remove()

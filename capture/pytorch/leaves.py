@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 
 from capture.values import NOT_A_LEAF, Fields, type_name
@@ -29,7 +30,7 @@ def leaf(value: object) -> Any:
 
 
 def _length(length: Any) -> Any:
-    return int(length) if isinstance(length, int) else str(length)
+    return int(length) if isinstance(length, (int, np.integer)) else str(length)
 
 
 def _distributed(value: object) -> Any:

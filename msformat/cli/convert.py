@@ -44,6 +44,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--to", choices=("files", "hdf5", "zarr"), help="store of the result (default: by DST)")
     parser.add_argument("--tensors", choices=("npy", "pt"), help="tensor files of canonical layouts (default: as SRC)")
     parser.add_argument("--dialect", choices=("1.2", "8.1", "26"), help="write names as that msprobe version does")
+    parser.add_argument("--strict-json", action="store_true", help="spell NaN and infinities as strings in documents")
     add_selectors(parser, filters=True)
     parser.add_argument(
         "--compression",
@@ -72,6 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
         to=arguments.to,
         tensors=arguments.tensors,
         dialect=arguments.dialect,
+        strict_json=arguments.strict_json,
         steps=arguments.steps,
         ranks=arguments.ranks,
         filter=tuple(arguments.filter or ()),

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -105,6 +106,17 @@ def everywhere(source: Path, *options: str) -> Iterator[Path]:
 def ramp(count: int, start: float = 0) -> NDArray[np.float32]:
     """Values that compress badly enough and differ everywhere."""
     return np.random.default_rng(int(start)).standard_normal(count).astype(np.float32)
+
+
+@contextlib.contextmanager
+def counted_calls() -> Iterator[Counter[str]]:
+    """Calls and returns of functions in the block, in this thread: work that no clock and no other process changes."""
+    counted: Counter[str] = Counter()
+    sys.setprofile(lambda _frame, event, _what: counted.update((event,)))
+    try:
+        yield counted
+    finally:
+        sys.setprofile(None)
 
 
 def strict_json(text: str) -> Any:

@@ -34,8 +34,9 @@ from tests.reports.capturing import (  # noqa: E402
 )
 
 
+@pytest.mark.parametrize("later", [False, True])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_r001_a_split_view_is_captured_and_then_overwritten(tmp_path: Path, backend: str) -> None:
+def test_r001_a_split_view_is_captured_and_then_overwritten(tmp_path: Path, backend: str, later: bool) -> None:
     whole = torch.randn(2, 40).bfloat16()
     q, _ = whole.split([32, 8], -1)
     wanted = q.clone()
@@ -44,7 +45,7 @@ def test_r001_a_split_view_is_captured_and_then_overwritten(tmp_path: Path, back
         torch.add(q, 1)
         whole.fill_(0)  # at once: the writer has not had it yet
 
-    unit = captured(tmp_path / "d", run, level="L1", storage={"format": backend})
+    unit = captured(tmp_path / "d", run, level="L1", storage={"format": backend}, async_dump=later)
     assert not q.is_contiguous()
     assert torch.equal(unit["Torch.add.0.forward"].inputs[0].to_torch(), wanted)
 

