@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from msformat.atomic import temporary_sibling
+from msformat.atomic import make_directories, make_private, temporary_sibling
 from msformat.convert_remote import convert_remote_single, convert_remote_unit
 from msformat.convert_unit import (
     UnitJob,
@@ -323,7 +324,7 @@ def _convert_single(
     executor: Executor | None,
 ) -> list[UnitReport]:
     path = destination.path
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+    make_directories(os.path.dirname(path))
     with exclusive(path):
         if os.path.lexists(path) and options.resume:
             found = all_done(jobs, path)
@@ -372,6 +373,9 @@ def _write_whole(
 ) -> list[UnitReport]:
     temporary = temporary_sibling(path)
     try:
+        # Made here, so that it is private before anything is in it; a store takes an empty one for a new one.
+        Path(temporary).mkdir() if jobs[0].destination.backend == "zarr" else Path(temporary).touch(exist_ok=False)
+        make_private(temporary)
         reports = _fill(jobs, temporary, options, progress, executor)
         if not all(unit.failed for unit in reports):
             install(temporary, path)
@@ -390,6 +394,21 @@ def _clean_up(temporary: str, error: BaseException, options: ConvertOptions) -> 
 
 
 def _fill(
+    jobs: Sequence[UnitJob],
+    location: str,
+    options: ConvertOptions,
+    progress: Progress | None,
+    executor: Executor | None,
+) -> list[UnitReport]:
+    """Write all units, and see that they lie in what was begun: a store makes anew what somebody took away."""
+    begun = os.stat(location)
+    reports = _write_units(jobs, location, options, progress, executor)
+    if not os.path.samestat(os.stat(location), begun):
+        raise StoreError(f"{location}: was removed while it was being written")
+    return reports
+
+
+def _write_units(
     jobs: Sequence[UnitJob],
     location: str,
     options: ConvertOptions,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
-from msformat.atomic import temporary_sibling
+from msformat.atomic import make_private, temporary_sibling
 from msformat.columnindex import put_document_columns
 from msformat.destination import (
     Destination,
@@ -159,6 +159,7 @@ def _write_tree_unit(job: UnitJob, directory: str, progress: UnitProgress | None
         temporary = temporary_sibling(directory)
         try:
             os.mkdir(temporary)
+            make_private(temporary)
             location = job.destination.store_location(temporary)
             report = write_store(job, source, plan, location, "", progress)
             report.bytes_out, report.files_out = disk_usage(temporary)
