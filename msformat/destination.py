@@ -316,12 +316,13 @@ def make_parents(path: str, root: str) -> None:
     StoreError
         A symbolic link or file stands where a directory of the tree should: what it leads to is not ours to write.
     """
-    Path(root).mkdir(parents=True, exist_ok=True)
+    make_directories(root)
     current = Path(root)
     for part in Path(path).relative_to(root).parts[:-1]:
         current /= part
         with contextlib.suppress(FileExistsError):
             current.mkdir()
+            fsync_directory(current.parent)
         if current.is_symlink() or not current.is_dir():
             raise StoreError(f"{current}: is no directory of the tree (a link or a file); nothing was written there")
     if os.path.islink(path):
@@ -355,8 +356,8 @@ def install(temporary: str, path: str, documents: Iterable[str] = ()) -> list[st
     list of str
         Where the files now are that were not ours; nearly always where they were.
     """
-    if not os.path.lexists(path):
     make_public(temporary, usual_mode(path + _MODE, directory=os.path.isdir(temporary)))
+    if not os.path.lexists(path):
         os.rename(temporary, path)
         fsync_directory(Path(path).parent)
         return []

@@ -25,7 +25,7 @@ from typing import Any
 
 import xxhash
 
-from msformat.atomic import begin_writing
+from msformat.atomic import begin_writing, fsync_directory
 from msformat.errors import StoreError, UnsafeInputError
 
 try:
@@ -84,6 +84,8 @@ class PagedFile(io.RawIOBase):
         self._position = 0
         self._pid = os.getpid()
         self._read_only = mode == "r"
+        # Whoever wrote before may have removed one just now.
+        self._side_may_return = mode == "a"
         self._raw = _open_regular(path, {"x": "xb+", "a": "rb+", "r": "rb"}[mode])
         try:
             _lock(self._raw, path, shared=self._read_only)
@@ -210,9 +212,9 @@ class PagedFile(io.RawIOBase):
             raise
 
     def _commit(self) -> None:
+        self._check_place()
         if self._size > os.fstat(self._raw.fileno()).st_size:
             self._raw.truncate(self._size)  # HDF5 refuses a file that ends before its declared end
-        self._check_place()
         self._wait_for(self._raw)
         if self._pages:
             # Space freed at the end may leave pages that the new state no longer has.
@@ -220,20 +222,22 @@ class PagedFile(io.RawIOBase):
             self._prepare(pages)
             self._apply(pages, self._size)
             Path(side_path(self.path)).unlink()
+            self._side_may_return = True
         else:
             self._raw.truncate(max(self._size, self._synced))
+            self._forget_side()
         self._pages.clear()
         self._synced = self._size
 
-    def _prepare(self, pages: dict[int, bytearray]) -> None:
-        parts = [_MAGIC, self._size.to_bytes(8, "little")]
-        parts += [piece for number, page in pages.items() for piece in (number.to_bytes(8, "little"), bytes(page))]
-        body = b"".join(parts)
     def _check_place(self) -> None:
         """A file that was removed, or moved away, takes all bytes and keeps none."""
         if not os.path.samestat(os.stat(self.path), os.fstat(self._raw.fileno())):
             raise FileNotFoundError(errno.ENOENT, "another file took its place", self.path)
 
+    def _prepare(self, pages: dict[int, bytearray]) -> None:
+        parts = [_MAGIC, self._size.to_bytes(8, "little")]
+        parts += [piece for number, page in pages.items() for piece in (number.to_bytes(8, "little"), bytes(page))]
+        body = b"".join(parts)
         side = Path(side_path(self.path))
         side.unlink(missing_ok=True)
         try:
@@ -241,6 +245,7 @@ class PagedFile(io.RawIOBase):
             with side.open("xb", buffering=0) as stream:
                 _write_all(stream, memoryview(body + xxhash.xxh3_64_digest(body)))
                 self._wait_for(stream)
+            self._wait_for_names()
         except OSError:
             with contextlib.suppress(OSError):
                 side.unlink()
@@ -255,6 +260,17 @@ class PagedFile(io.RawIOBase):
     def _wait_for(self, stream: io.FileIO) -> None:
         if self._fsync:
             os.fsync(stream.fileno())
+
+    def _wait_for_names(self) -> None:
+        """The side file counts once its name is on disk, and goes on counting until the name is gone there, too."""
+        if self._fsync:
+            fsync_directory(Path(self.path).parent)
+        self._side_may_return = False
+
+    def _forget_side(self) -> None:
+        """After a loss of power an old side file must not undo what this commit adds."""
+        if self._side_may_return:
+            self._wait_for_names()
 
     def _complete_pending(self) -> None:
         side = Path(side_path(self.path))
