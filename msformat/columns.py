@@ -27,6 +27,7 @@ __all__ = [
     "NameColumn",
     "ObjectColumn",
     "StatisticColumn",
+    "element_count",
     "number_of",
     "objects_of",
 ]
@@ -101,6 +102,11 @@ def number_of(value: Any) -> float | None:
         return math.inf if value > 0 else -math.inf
     except ValueError:  # text that is no number
         return None
+
+
+def element_count(shape: Sequence[int]) -> float:
+    """How many elements a tensor has, as a float: the axes of a document may be of any length."""
+    return 0.0 if 0 in shape else math.prod(number_of(length) or 0.0 for length in shape)
 
 
 def objects_of(values: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:

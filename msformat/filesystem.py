@@ -44,6 +44,8 @@ _HIERARCHIES = {"sftp", "ssh", "smb", "ftp", "hdfs", "webhdfs", "arrow_hdfs", "d
 # O_NONBLOCK: opening a FIFO must not wait for its other end; on regular files it means nothing.
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+# Of st_blocks, whatever blocks the file system has (POSIX).
+_BLOCK = 512
 # What the systems say of a link then.
 _IS_LINK = {errno.ELOOP, errno.EMLINK}
 
@@ -190,8 +192,8 @@ class LocalFileSystem:
             self._inside.add(directory)
         return directory in self._inside
 
-    def _refuse_outside(self, full: str) -> None:
-        if not self._is_inside(full):
+    def _refuse_outside(self, real: str, full: str) -> None:
+        if not self._is_inside(real):
             raise UnsafeInputError(f"{full}: is a link that leads outside {self.boundary}")
 
     def _full(self, path: str) -> str:
@@ -240,7 +242,7 @@ class LocalFileSystem:
         """A regular file inside the boundary, open, and its size."""
         full = self._full(path)
         if not self._is_inside_directory(os.path.dirname(full)) or (not _NO_LINK and os.path.islink(full)):
-            self._refuse_outside(full)
+            self._refuse_outside(full, full)
         descriptor = self._open_checked(full)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -254,9 +256,11 @@ class LocalFileSystem:
         except OSError as error:
             if not _NO_LINK or error.errno not in _IS_LINK:
                 raise
-        # Only now, because a look at every file before it is opened would cost as much as opening it.
-        self._refuse_outside(full)
-        return os.open(full, _READ)
+        # Only now, because a look at every file before it is opened would cost as much as opening it. What was looked
+        # at is what is opened: the link may lead elsewhere by then.
+        real = os.path.realpath(full)
+        self._refuse_outside(real, full)
+        return os.open(real, _READ | _NO_LINK)
 
     def size(self, path: str) -> int:
         descriptor, size = self._descriptor(path)
@@ -269,6 +273,14 @@ class LocalFileSystem:
         except OSError:
             return None
         return (found.st_dev, found.st_ino) if found.st_ino else None
+
+    def stored_size(self, path: str) -> int | None:
+        """Bytes that a regular file takes on its disk; None where the system does not say. Holes take none."""
+        try:
+            blocks: int = os.stat(self._full(path)).st_blocks
+        except (OSError, AttributeError):
+            return None
+        return blocks * _BLOCK or None
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
         with self.open(path) as stream:

@@ -1,4 +1,4 @@
-"""A stranger's text, made fit to be shown: on a terminal, in a page, in a figure."""
+"""A stranger's text, made fit to be shown: on a terminal, in a page, in a figure, in a spreadsheet."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import unicodedata
 
 from msformat.credentials import hide_credentials
 
-__all__ = ["plain", "shortened"]
+__all__ = ["plain", "shortened", "uncalculated"]
 
 _URL = 4096
+# What a spreadsheet takes for the beginning of a formula; the last four are as wide as Chinese characters.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def plain(text: str) -> str:
@@ -31,3 +33,8 @@ def shortened(text: str, most: int) -> str:
         tail = most // 2
         text = f"{text[: most - tail - 1]}…{text[-tail:]}"
     return plain(text)
+
+
+def uncalculated(text: str) -> str:
+    """Text for a cell of CSV; what a spreadsheet would calculate (``=cmd|…``) begins with ``'``, which it hides."""
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from msformat.columns import element_count
 from msformat.errors import FormatError
 from msformat.logical import logical_dtype
 from msformat.model import STATISTICS
@@ -71,7 +72,7 @@ class Points:
 
     def sizes(self) -> NDArray[np.float64]:
         """Number of elements of each tensor."""
-        return np.array([float(math.prod(map(float, shape))) for shape in self.table["shape"]], np.float64)
+        return np.array([element_count(shape) for shape in self.table["shape"]], np.float64)
 
 
 def points_of(source: HasTable | Table, filter: str | None, slot: str | None) -> Points:  # noqa: A002

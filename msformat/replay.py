@@ -52,7 +52,7 @@ def replay(records: Iterable[Record]) -> Replayed:
     """Add records up. A later entry with the same key replaces the earlier one in its place; so does a parent."""
     found = Replayed()
     stacks = StackGroups()
-    written: list[list[str]] = []
+    numbers: list[int] = []
     for record in records:
         kind = record["kind"]
         if kind == "header":
@@ -62,8 +62,9 @@ def replay(records: Iterable[Record]) -> Replayed:
             found.entries[record["key"]] = record["value"]
         elif kind == "stack":
             if "frames" in record:
-                written.append(record["frames"])
-            stacks.put(record["entries"], written[record.get("ref", -1)])
+                numbers.append(stacks.put(record["entries"], record["frames"])[0])
+            else:
+                stacks.put_again(record["entries"], numbers[record["ref"]])
         elif kind == "parent":
             found.parents[record["child"]] = record["parent"]
         elif kind == "parents":
@@ -91,8 +92,12 @@ class StackGroups:
         is_new = number == len(self._frames)
         if is_new:
             self._frames.append(stack)
-        self._of_entry.update(dict.fromkeys(entries, number))
+        self.put_again(entries, number)
         return number, is_new
+
+    def put_again(self, entries: Iterable[str], number: int) -> None:
+        """Note that entries have the call stack of that number; what a long stack costs is paid once."""
+        self._of_entry.update(dict.fromkeys(entries, number))
 
     def groups(self) -> list[tuple[list[str], list[str]]]:
         """(entries, frames) of each call stack that has entries."""

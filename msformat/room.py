@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msformat.errors import StoreError, UnsafeInputError
 
-__all__ = ["check_document", "check_room", "memory"]
+__all__ = ["check_document", "check_packing", "check_room", "memory"]
 
 # What a container of this process may use, version 2 and 1 of control groups.
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -66,7 +66,18 @@ def check_document(nbytes: int, stored: Callable[[], int], what: str) -> None:
     StoreError
         It is larger than this machine can handle.
     """
+    check_packing(nbytes, stored, what)
+    check_room(_COPIES * nbytes, what)
+
+
+def check_packing(nbytes: int, stored: Callable[[], int], what: str) -> None:
+    """The part of :func:`check_document` for documents that need no memory of their size: those that are mapped.
+
+    Raises
+    ------
+    UnsafeInputError
+        It is a bomb.
+    """
     packed = stored() if nbytes > _SMALL_DOCUMENT else nbytes
     if nbytes > packed * _DOCUMENT_RATIO:
         raise UnsafeInputError(f"{what}: {packed} stored bytes unpack to {nbytes}, which no document of a dump does")
-    check_room(_COPIES * nbytes, what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from types import EllipsisType
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Region", "Selection", "plan_selection"]
+__all__ = ["Region", "Selection", "plan_selection", "slabs"]
 
 Selection: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
 
@@ -91,3 +92,33 @@ def _plan_axis(item: Any, length: int, axis: int) -> tuple[slice, int | slice]:
         index %= length
         return slice(index, index + 1, 1), 0
     raise IndexError(f"only ints, slices and '...' index a stored tensor, not {type(item).__name__}")
+
+
+def slabs(shape: tuple[int, ...], nbytes: int, most: int) -> Iterator[Selection]:
+    """Selections that together give everything once, in C order, each of ``most`` bytes or little more.
+
+    Parameters
+    ----------
+    shape, nbytes
+        Of all. Nothing is made of their size: a stranger says what they are.
+    """
+    inner = nbytes
+    for axis, length in enumerate(shape):
+        inner //= max(1, length)
+        if inner <= most or axis == len(shape) - 1:
+            rows = max(1, most // max(1, inner))
+            for index in _indices(shape[:axis]):
+                for start in range(0, length, rows):
+                    yield (*index, slice(start, start + rows))
+            return
+    yield ...
+
+
+def _indices(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Every index, the last axis fastest. ``itertools.product`` would make a tuple of each axis first."""
+    if not shape:
+        yield ()
+        return
+    for first in range(shape[0]):
+        for rest in _indices(shape[1:]):
+            yield (first, *rest)

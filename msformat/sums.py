@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Any
 
 from numpy.typing import NDArray
 
 from msformat.digest import RunningSums
+from msformat.selection import slabs
 from msformat.stores.base import StoredTensor
 
 __all__ = ["ContentSums", "Sums"]
@@ -93,17 +93,6 @@ def _pieces(stored: StoredTensor) -> Iterator[NDArray[Any]]:
     if stored.nbytes <= _AT_ONCE or not stored.reads_parts:
         yield stored.bits()
         return
-    lead, rows = _slabs(stored)
-    for index in product(*map(range, stored.shape[:lead])):
-        for start in range(0, stored.shape[lead], rows):
-            yield stored.bits((*index, slice(start, start + rows)))
-
-
-def _slabs(stored: StoredTensor) -> tuple[int, int]:
-    """Axis to cut, those before it taken one index at a time, and its length in a slab."""
-    inner = stored.nbytes
-    for axis, length in enumerate(stored.shape):
-        inner //= max(1, length)
-        if inner <= _SLAB:
-            return axis, max(1, _SLAB // max(1, inner))
-    return len(stored.shape) - 1, 1
+    stored.check_whole()
+    for selection in slabs(stored.shape, stored.nbytes, _SLAB):
+        yield stored.bits(selection)

@@ -19,6 +19,7 @@ from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn
 from msformat.extras import optional
 from msformat.htmlview import table_html
 from msformat.model import STATISTICS
+from msformat.plaintext import uncalculated
 
 if TYPE_CHECKING:
     from msformat.entries import Tensor
@@ -120,7 +121,7 @@ class Table:
         frame = {}
         for name, column in zip(self._columns, self._objects(), strict=True):
             values = [pandas.NA if value is MISSING else value for value in column]
-            frame[name] = pandas.Series(values, dtype=object if name in _KEPT_OBJECTS else None)
+            frame[name] = _series(pandas, values, dtype=object if name in _KEPT_OBJECTS else None)
         return pandas.DataFrame(frame)
 
     def to_arrow(self) -> Any:
@@ -194,6 +195,7 @@ class Table:
         """Write a CSV file in UTF-8, whole or not at all. A device or pipe is written into.
 
         Numbers are spelled as in dump.json (``NaN``, ``Infinity``), null is ``null``, missing is an empty cell.
+        Text that a spreadsheet would calculate (``=1+1``) begins with ``'``.
 
         Parameters
         ----------
@@ -234,6 +236,14 @@ def _row_of(tensor: Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _series(pandas: Any, values: list[Any], dtype: Any) -> Any:
+    try:
+        return pandas.Series(values, dtype=dtype)
+    except UnicodeEncodeError:
+        # Texts of pandas 3 are UTF-8, which a lone surrogate from JSON has not.
+        return pandas.Series(values, dtype=object)
+
+
 def _statistics(stats: Any) -> Iterator[Any]:
     for attribute in STATISTICS.values():
         absent = stats is None or attribute in stats.absent
@@ -246,13 +256,21 @@ def _cells(name: str, column: NDArray[Any]) -> Iterable[Any]:
         return (f"[{', '.join(map(str, shape))}]" for shape in column)
     if name in STATISTICS:
         return map(_spelled, column)
-    return ("true" if value is True else "false" if value is False else value for value in column)
+    return map(_plain_cell, column)
+
+
+def _plain_cell(value: Any) -> Any:
+    if isinstance(value, str):
+        return uncalculated(value)
+    return ("true" if value else "false") if isinstance(value, bool) else value
 
 
 def _spelled(value: Any) -> Any:
     """A statistic as dump.json spells it; the csv module does so for finite floats."""
     if type(value) is float and math.isfinite(value):
         return value
+    if isinstance(value, str):
+        return uncalculated(value)
     return json.dumps(value) if value is None or isinstance(value, (bool, float)) else value
 
 

@@ -21,6 +21,7 @@ from msformat.names import key_matches
 from msformat.table import COLUMNS, Table
 
 if TYPE_CHECKING:
+    from msformat.entries import Tensor
     from msformat.unit import Unit
 
 __all__ = ["unit_table"]
@@ -40,8 +41,15 @@ def unit_table(unit: Unit, contents: Callable[[], Contents], pattern: str) -> Ta
     """
     # A journal knows better than any document.
     columns = find_columns(unit.store) if unit.location.journal is None else None
-    if columns is None:
-        columns = _built(unit, contents(), pattern)
+    if columns is not None:
+        try:
+            return _table(unit, columns, pattern)
+        except FormatError as error:
+            warnings.warn(f"{unit.path}: the index of columns is not used: {error}", stacklevel=3)
+    return _table(unit, _built(unit, contents(), pattern), pattern)
+
+
+def _table(unit: Unit, columns: Columns, pattern: str) -> Table:
     kept = _kept_rows(columns, pattern)
     found = columns.table_columns() | {
         "unit": ConstantColumn(unit.label, columns.rows),
@@ -100,8 +108,17 @@ def _late_statistics(
     for row in rows:
         number = int(np.searchsorted(ends, row, side="right"))
         first = int(ends[number]) - int(columns.counts[number])
-        stats = unit[columns.keys[number]].tensors[row - first].statistics()
+        stats = _tensor_at(unit, columns.keys[number], row - first).statistics()
         for name, attribute in STATISTICS.items():
             absent = stats is None or attribute in stats.absent
             made[name][row] = MISSING if absent else getattr(stats, attribute)
     return {name: ObjectColumn(values) for name, values in made.items()}
+
+
+def _tensor_at(unit: Unit, key: str, number: int) -> Tensor:
+    """A tensor that an index of columns speaks of; somebody may have made one with the right seal and wrong rows."""
+    entry = unit.get(key)
+    if entry is None or number >= len(entry.tensors):
+        raise FormatError(f"entry {key!r}: the document has no tensor {number} of it")
+    found: Tensor = entry.tensors[number]
+    return found

@@ -130,11 +130,14 @@ def drop(stream: TextIO) -> None:
 def spoken_warnings() -> Iterator[list[str]]:
     """Say what the reader warns about as :func:`problem` does, each text once; gives the texts said so far."""
     said: list[str] = []
+    known: set[str] = set()
 
     def say(message: Warning | str, category: type[Warning], *_: object) -> None:
-        if issubclass(category, UserWarning) and str(message) not in said:
-            said.append(str(message))
-            problem(str(message))
+        text = str(message)
+        if issubclass(category, UserWarning) and text not in known:
+            known.add(text)
+            said.append(text)
+            problem(text)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

@@ -14,18 +14,18 @@ from typing import Any, TypeAlias
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from msformat.atomic import output_file
+from msformat.columns import number_of
 from msformat.compare.document import as_json
 from msformat.compare.model import DiffResult
 from msformat.compare.rows import NUMBERS, columns_of, kind_of, rows_of
 from msformat.errors import FormatError
 from msformat.extras import optional
+from msformat.plaintext import uncalculated
 
 __all__ = ["FORMATS", "write_csv", "write_json", "write_parquet", "write_result", "write_xlsx", "writer_for"]
 
 Writer: TypeAlias = "Callable[[DiffResult, str | os.PathLike[str]], None]"
 
-# What a spreadsheet takes for the beginning of a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # Of Excel: rows of a sheet, characters of a cell.
 _MOST_ROWS = 1_048_576
 _MOST_CHARACTERS = 32_767
@@ -76,7 +76,7 @@ def write_csv(result: DiffResult, path: str | os.PathLike[str]) -> None:
 
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, str):
-        return f"'{value}" if value.startswith(_FORMULA) else value
+        return uncalculated(value)
     return _spelled(value)
 
 
@@ -107,7 +107,7 @@ def _arrow_cell(row: Mapping[str, Any], name: str) -> Any:
     if value is None:
         return None
     if name in NUMBERS:
-        return float(value) if isinstance(value, (bool, int, float)) else None
+        return number_of(value) if isinstance(value, (bool, int, float)) else None
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
+from msformat.columns import number_of
 from msformat.compare.model import DiffResult, EntryResult, TensorResult, TensorSide, UnitResult
 from msformat.compare.thresholds import peer_verdict
 from msformat.model import Stats
@@ -86,7 +87,8 @@ def _side(at: int, get: Callable[[TensorSide], Cell]) -> Callable[[_Where], Cell
 def _statistic(at: int, name: str) -> Callable[[_Where], Cell]:
     def get(side: TensorSide) -> Cell:
         value = getattr(side.stats or Stats(), name)
-        return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGE else value
+        is_large = isinstance(value, int) and not isinstance(value, bool) and abs(value) > _LARGE
+        return number_of(value) if is_large else value
 
     return _side(at, get)
 

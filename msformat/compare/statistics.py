@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from msformat.columns import number_of
+from msformat.columns import element_count, number_of
 from msformat.compare.measures import StatChange
 from msformat.compare.thresholds import Thresholds, is_exact_type
 from msformat.dtypes import DType
@@ -58,7 +58,7 @@ def statistic_error(a: Stats, b: Stats, shape: tuple[int, ...]) -> float:
     ``inf`` where a NaN or an infinity stands against something else, or anything against a tensor of zeros.
     """
     values_a, values_b = _numbers(a), _numbers(b)
-    scales = _scales(values_b, math.prod(shape))
+    scales = _scales(values_b, element_count(shape))
     extremes = (*values_a[:2], *values_b[:2])
     known = [
         _relative(x, y, scale)
@@ -92,7 +92,7 @@ def _faults(
     values_a, values_b = _numbers(a), _numbers(b)
     if values_a == values_b:
         return
-    scales = _scales(values_b, math.prod(shape))
+    scales = _scales(values_b, element_count(shape))
     is_exact = thresholds.rtol is None and all(map(is_exact_type, dtypes))
     tolerance = thresholds.tolerance(*dtypes)
     atol = 0.0 if is_exact else thresholds.atol
@@ -109,7 +109,7 @@ def _faults(
             yield f"{name} {value_a:.6g} against {value_b:.6g} (off by {relative:.3g}, most: {most:g})"
 
 
-def _scales(b: Sequence[float | None], count: int) -> tuple[float, float, float, float]:
+def _scales(b: Sequence[float | None], count: float) -> tuple[float, float, float, float]:
     """What an error of each statistic is measured by."""
     high, low, mean, norm = b
     known = [abs(value) for value in (high, low) if value is not None and math.isfinite(value)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +13,7 @@ from msformat.compare.elements import element_kind
 from msformat.compare.running import Measured, RunningErrors
 from msformat.digest import content_digest
 from msformat.logical import LogicalBits, logical_bits
-from msformat.selection import Selection
+from msformat.selection import Selection, slabs
 from msformat.stores.base import StoredTensor
 
 __all__ = ["PairMeasure"]
@@ -94,16 +92,9 @@ def _slabs(a: StoredTensor, b: StoredTensor) -> Iterator[Selection]:
     if not (a.reads_parts and b.reads_parts):
         yield ...
         return
-    inner = max(a.dtype.itemsize, b.dtype.itemsize) * math.prod(a.shape)
-    lead, rows = len(a.shape) - 1, 1
-    for axis, length in enumerate(a.shape):
-        inner //= max(1, length)
-        if inner <= _SLAB:
-            lead, rows = axis, max(1, _SLAB // max(1, inner))
-            break
-    for index in product(*map(range, a.shape[:lead])):
-        for start in range(0, a.shape[lead], rows):
-            yield (*index, slice(start, start + rows))
+    for stored in (a, b):
+        stored.check_whole()
+    yield from slabs(a.shape, max(a.nbytes, b.nbytes), _SLAB)
 
 
 # --- pairs of bits ---------------------------------------------------------------------------------------------------

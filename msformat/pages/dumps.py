@@ -159,10 +159,12 @@ def _filtered(
 
 def _table_of(unit: Unit, keys: Sequence[str], patterns: Sequence[str]) -> Table:
     table = unit.table()
-    if not patterns:
-        return table
-    kept = set(keys)
-    chosen: Table = table[np.array([key in kept for key in table["entry"]], dtype=np.bool_)]
+    known = set(keys)
+    kept = np.array([key in known for key in table["entry"]], dtype=np.bool_)
+    chosen: Table = table if kept.all() else table[kept]
+    if not patterns and len(chosen) < len(table):
+        # Only an index of columns that somebody made can say so; `verify` tells more.
+        warnings.warn(f"{len(table) - len(chosen)} tensors belong to no entry: left out", stacklevel=2)
     return chosen
 
 

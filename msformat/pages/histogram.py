@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from msformat.entries import Tensor
 from msformat.errors import MsformatError
 from msformat.logical import logical_bits
 from msformat.plaintext import shortened
-from msformat.selection import Selection
+from msformat.selection import Selection, slabs
 from msformat.stores.base import StoredTensor
 
 __all__ = ["histogram"]
@@ -115,15 +114,8 @@ def _pieces(stored: StoredTensor, declared: str) -> Iterator[NDArray[np.float64]
 
 def _selections(stored: StoredTensor) -> Iterator[Selection]:
     """Basic indices that together give everything once; all at once where a store cannot read parts."""
-    size, lead = stored.nbytes, 0
-    while lead < len(stored.shape) and size > _PIECE:
-        size //= max(1, stored.shape[lead])
-        lead += 1
-    if lead == 0 or not stored.reads_parts:
+    if stored.nbytes <= _PIECE or not stored.reads_parts:
         yield ...
         return
-    rows = max(1, _PIECE // max(1, size))
-    length = stored.shape[lead - 1]
-    for index in product(*map(range, stored.shape[: lead - 1])):
-        for start in range(0, length, rows):
-            yield (*index, slice(start, start + rows))
+    stored.check_whole()
+    yield from slabs(stored.shape, stored.nbytes, _PIECE)

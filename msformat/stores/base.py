@@ -8,6 +8,7 @@ content addressing means the same in every store.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,6 +35,9 @@ Mode: TypeAlias = Literal["r", "w", "a"]
 ReadOnlyBuffer: TypeAlias = "bytes | memoryview"
 #: Name of the columnar index among the documents of a store that keeps one.
 COLUMNS = "columns.safetensors"
+# Near matches are for a person who misspells a name; a dump that has lost all that it names would wait for them.
+_MOST_ADVISED = 10
+_MOST_CANDIDATES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,9 @@ class StoredTensor(ABC):
         found = region.finish(self._read(region))
         return np.array(found, dtype=self.dtype.storage, order="C", copy=True) if _is_shared(found) else found
 
+    def check_whole(self) -> None:  # noqa: B027 (what most stores have to say is nothing)
+        """To be asked before all is read in pieces: UnsafeInputError where it repeats what is stored without end."""
+
     def borrowed_bits(self) -> NDArray[Any]:
         """All stored bits, C-contiguous, to be looked at once and not kept or changed.
 
@@ -226,6 +233,7 @@ class Store(ABC):
         self.group = group
         self.options = options or StoreOptions()
         self._by_digest: dict[str, str] = {}
+        self._missed = 0
         # Asked for with every tensor, and slow to find out.
         self._can_link = self.options.links and isinstance(self, SupportsLinks)
 
@@ -344,6 +352,20 @@ class Store(ABC):
 
     def __len__(self) -> int:
         return sum(1 for _ in self.keys())
+
+    def _not_found(self, key: str, where: str | None = None) -> TensorNotFoundError:
+        """The error to raise, with near matches for the first few."""
+        self._missed += 1
+        near = self._near(key) if self._missed <= _MOST_ADVISED else []
+        return TensorNotFoundError(key, where or self.location, near)
+
+    def _near(self, key: str) -> list[str]:
+        keys = sorted(self.keys())
+        if len(keys) <= _MOST_CANDIDATES:
+            return keys
+        at = bisect(keys, key)
+        # What begins alike stands together.
+        return keys[max(0, at - _MOST_CANDIDATES // 2) : at + _MOST_CANDIDATES // 2]
 
     # --- documents -------------------------------------------------------------------------------------------------
 

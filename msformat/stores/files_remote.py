@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from types import TracebackType
 
-from msformat.errors import StoreError, TensorNotFoundError
+from msformat.errors import StoreError
 from msformat.filesystem import RemoteFileSystem, open_remote
 from msformat.names import safe_data_name
 from msformat.stores.base import Mode, ReadOnlyBuffer, StoredTensor, StoreOptions
@@ -62,7 +62,7 @@ class RemoteFilesStore(FilesStore):
 
     def get(self, key: str) -> StoredTensor:
         if key not in self:
-            raise TensorNotFoundError(key, self.location, self._known)
+            raise self._not_found(key)
         self._uploads.drain()
         return super().get(key)
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
-from msformat.errors import CorruptTensorError, StoreError, TensorNotFoundError
+from msformat.errors import CorruptTensorError, StoreError
 from msformat.selection import Region
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
@@ -48,8 +48,6 @@ from msformat.stores.hdf5_read import OpenDataset
 __all__ = ["Hdf5Store"]
 
 _UINT8 = dtype_named("uint8")
-# Comparing a missing key with all of 100,000 would take seconds.
-_NEAR_CANDIDATES = 2000
 
 
 class _Hdf5Tensor(StoredTensor):
@@ -219,7 +217,7 @@ class Hdf5Store(Store):
         with self._calm:
             dataset = self._find(key)
             if dataset is None:
-                raise TensorNotFoundError(key, self.location, self._near(key))
+                raise self._not_found(key)
             found = OpenDataset(key, dataset, guard.describe(dataset, self._label(key)))
         self._recent = found
         return found
@@ -227,12 +225,6 @@ class Hdf5Store(Store):
     def get(self, key: str) -> StoredTensor:
         self._ensure_open()
         return _Hdf5Tensor(self, key, self._look_up(key).described)
-
-    def _near(self, key: str) -> list[str]:
-        keys = list(self.keys())
-        if len(keys) > _NEAR_CANDIDATES:
-            keys = [other for other in keys if other[:12] == key[:12]]
-        return keys[:_NEAR_CANDIDATES]
 
     def keys(self) -> Iterator[str]:
         self._ensure_open()

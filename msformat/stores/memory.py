@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from msformat.dtypes import DType
-from msformat.errors import TensorNotFoundError
 from msformat.selection import Region
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 
@@ -60,7 +59,7 @@ class MemoryStore(Store):
         try:
             return self._tensors[key]
         except KeyError:
-            raise TensorNotFoundError(key, self.location, self._tensors) from None
+            raise self._not_found(key) from None
 
     def keys(self) -> Iterator[str]:
         return iter(self._tensors)

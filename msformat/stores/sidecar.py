@@ -20,6 +20,8 @@ __all__ = ["SIDECAR", "SidecarLine", "SidecarWriter", "parse_sidecar"]
 
 SIDECAR = "tensors.jsonl"
 MAX_LINE = 1 << 16
+# Of damaged lines so many are named one by one.
+_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,13 @@ def parse_sidecar(data: bytes | memoryview, source: str) -> tuple[list[SidecarLi
     """
     text = bytes(data)
     whole = text.rfind(b"\n") + 1
-    found = []
-    for number, raw in enumerate(text[:whole].splitlines(), start=1):
-        line = _parse_line(raw)
-        if line is None:
-            warnings.warn(f"{source}: line {number} is damaged and left out", stacklevel=2)
-        else:
-            found.append(line)
-    return found, whole
+    lines = [_parse_line(raw) for raw in text[:whole].splitlines()]
+    damaged = [number for number, line in enumerate(lines, start=1) if line is None]
+    for number in damaged[:_MOST_NAMED]:
+        warnings.warn(f"{source}: line {number} is damaged and left out", stacklevel=2)
+    if len(damaged) > _MOST_NAMED:
+        warnings.warn(f"{source}: {len(damaged) - _MOST_NAMED} more lines are damaged and left out", stacklevel=2)
+    return [line for line in lines if line is not None], whole
 
 
 def _parse_line(raw: bytes) -> SidecarLine | None:

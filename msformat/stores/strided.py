@@ -75,6 +75,21 @@ class Extent:
                 f"{source}: shape {list(self.shape)} needs {needed} bytes, the storage has {self.nbytes}"
             )
 
+    def check_repeats(self, source: str) -> int:
+        """Refuse a view that repeats its storage without end; returns how many bytes it has.
+
+        Raises
+        ------
+        UnsafeInputError
+            It has more bytes than are stored, and more than a few.
+        """
+        wanted = math.prod(self.shape) * self.element.itemsize
+        if wanted > max(self.nbytes, _REPEATED_BYTES):
+            raise UnsafeInputError(
+                f"{source}: a view of {wanted} bytes repeats a storage of {self.nbytes}: read a slice of it"
+            )
+        return wanted
+
     def _reach(self, shape: tuple[int, ...]) -> int:
         return sum((length - 1) * stride for length, stride in zip(shape, self.strides, strict=True))
 
@@ -89,13 +104,9 @@ class Extent:
 
     def read(self, files: FileSystem, source: str, kept: bytes | memoryview | None = None) -> NDArray[Any]:
         """All elements, as an array of ``element`` that may be a view of a map; ``kept`` is the whole file, if held."""
-        wanted = math.prod(self.shape) * self.element.itemsize
+        wanted = self.check_repeats(source)
         if wanted == 0:
             return self._empty(source)
-        if wanted > max(self.nbytes, _REPEATED_BYTES):
-            raise UnsafeInputError(
-                f"{source}: a view of {wanted} bytes repeats a storage of {self.nbytes}: read a slice of it"
-            )
         check_room(wanted, source)
         hull = self.hull
         first = self.start + self.offset
@@ -194,6 +205,9 @@ class FileTensor(StoredTensor):
             tail = tuple(slice(0, length, 1) for length in self._extent.shape[len(region.slices) :])
             region = Region((*region.slices, *tail), region.post)
         return self._decode(self._extent.select(region).read(self._files, self._source, kept))
+
+    def check_whole(self) -> None:
+        self._extent.check_repeats(self._source)
 
     def bits_of(self, file: bytes) -> NDArray[Any]:
         """All bits, out of the whole file's bytes that somebody read already."""

@@ -52,7 +52,7 @@ from numpy.typing import NDArray
 
 from msformat.digest import byte_view
 from msformat.dtypes import DType, dtype_named
-from msformat.errors import DTypeError, FormatError, StoreError, TensorNotFoundError
+from msformat.errors import DTypeError, FormatError, StoreError
 from msformat.filesystem import FileSystem, RemoteFileSystem, is_url, join, open_filesystem
 from msformat.selection import Region
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
@@ -323,7 +323,7 @@ class ZarrStore(Store):
         try:
             place = self._places[key]
         except KeyError:
-            raise TensorNotFoundError(key, self._fs.describe(self.group), self._places) from None
+            raise self._not_found(key, self._fs.describe(self.group)) from None
         place = self._reader.describe(key, place)
         try:
             dtype = dtype_named(place.dtype or "")

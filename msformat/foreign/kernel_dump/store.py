@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from msformat.documents import encode_dump
 from msformat.dtypes import DType
-from msformat.errors import FormatError, StoreError, TensorNotFoundError
+from msformat.errors import FormatError, StoreError
 from msformat.filesystem import FileSystem, is_url, open_filesystem
 from msformat.foreign.kernel_dump.collect import Collected, collect
 from msformat.foreign.kernel_dump.places import Place, place_of_file, scan
@@ -23,7 +23,6 @@ __all__ = ["DeviceLayoutStore", "KernelStore"]
 
 _DOCUMENT = "dump.json"
 _NOWHERE = UnitKey(None, "rank")
-_MOST_CANDIDATES = 2000
 
 
 class KernelStore(Store):
@@ -90,8 +89,7 @@ class KernelStore(Store):
         """
         opener = self._found.tensors.get(key)
         if opener is None:
-            near = self._found.tensors if len(self._found.tensors) <= _MOST_CANDIDATES else ()
-            raise TensorNotFoundError(key, self.location, near)
+            raise self._not_found(key)
         return opener()
 
     def keys(self) -> Iterator[str]:

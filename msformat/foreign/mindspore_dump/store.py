@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msformat.documents import encode_dump
 from msformat.dtypes import DType, parse_dtype
-from msformat.errors import CorruptTensorError, FormatError, MsformatError, StoreError, TensorNotFoundError
+from msformat.errors import CorruptTensorError, FormatError, MsformatError, StoreError
 from msformat.filesystem import FileSystem, open_filesystem
 from msformat.foreign.mindspore_dump.find import EXPECTED
 from msformat.foreign.mindspore_dump.names import SUFFIX, SavedFile, parse_file_names
@@ -72,7 +72,7 @@ class SaveDirectoryStore(Store):
             The file is cut short, as one is that a dying process was writing.
         """
         if key not in self:
-            raise TensorNotFoundError(key, self.location, self.keys())
+            raise self._not_found(key)
         try:
             size, head = self._files.size(key), self._files.read(key, 0, _HEAD)
         except OSError as error:
