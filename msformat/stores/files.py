@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,9 +27,10 @@ from msformat.atomic import (
     write_atomic,
 )
 from msformat.dtypes import DType
-from msformat.errors import CorruptTensorError, FormatError, StoreError, TensorNotFoundError, UnsafeInputError
+from msformat.errors import CorruptTensorError, FormatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, LocalFileSystem, is_url, join, open_filesystem
 from msformat.names import natural_key, safe_data_name
+from msformat.room import check_document, check_packing
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.farfiles import look_at
 from msformat.stores.many import HELD_BYTES, Found, HeldTensor, at_once, attempt
@@ -106,6 +107,7 @@ class FilesStore(Store):
     def _load_sidecar(self) -> SidecarWriter:
         data: bytes | memoryview = b""
         if self._files.kind(SIDECAR) is not None:
+            self._refuse_hollow(SIDECAR, check_document)
             data = self._files.map(SIDECAR)
         lines, length = parse_sidecar(data, self._files.describe(SIDECAR))
         for line in lines:
@@ -220,7 +222,7 @@ class FilesStore(Store):
     def _found_file(self, key: str) -> str:
         path = self._file_of(key)
         if path is None:
-            raise TensorNotFoundError(key, self.location, self._near(key))
+            raise self._not_found(key)
         return path
 
     @contextlib.contextmanager
@@ -228,7 +230,7 @@ class FilesStore(Store):
         try:
             yield
         except (FileNotFoundError, NotADirectoryError):
-            raise TensorNotFoundError(key, self.location, self._near(key)) from None
+            raise self._not_found(key) from None
         except OSError as error:
             if isinstance(error, StoreError):
                 raise
@@ -244,11 +246,6 @@ class FilesStore(Store):
         if len(buffer) < len(MAGIC):
             raise CorruptTensorError(f"{self._files.describe(path)}: the file has only {len(buffer)} bytes")
         raise FormatError(f"{self._files.describe(path)}: is neither a .npy nor a .pt")
-
-    def _near(self, key: str) -> Iterable[str]:
-        # difflib over every name of a large dump takes seconds: only names of the same beginning are candidates.
-        head = key[:8]
-        return [name for name in self.keys() if name[:8] == head][:2000]
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -341,7 +338,14 @@ class FilesStore(Store):
         """The bytes of a document, mapped if very large; None where there is none of that name."""
         if not _is_document(name) or self._files.kind(name) is None:
             return None
+        self._refuse_hollow(name, check_packing)
         return self._files.map(name, above=_MAP_DOCUMENT)
+
+    def _refuse_hollow(self, name: str, check: Callable[[int, Callable[[], int], str], None]) -> None:
+        """A file with holes in it is what a bomb is in a container: terabytes that nobody sent."""
+        if isinstance(self._files, LocalFileSystem) and self._files.kind(name) == "file":
+            size, stored = self._files.size(name), self._files.stored_size(name)
+            check(size, lambda: size if stored is None else stored, self._files.describe(name))
 
     def documents(self) -> tuple[str, ...]:
         """Every regular file beside ``dump_tensor_data`` that is no store, journal or temporary."""
