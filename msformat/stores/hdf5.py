@@ -298,13 +298,18 @@ class Hdf5Store(Store):
         """Make a dataset and write it, or leave its chunks with the pipeline."""
         h5py = guard.load_h5py()
         chunked = packed and self._filter is not None and bits.nbytes >= FILTER_FROM
+        axes = bits.shape
+        if bits.ndim > guard.MOST_AXES:
+            bits = bits.reshape(-1)
         chunk = chunk_shape(bits.shape, bits.itemsize)
         plan = creation_plan(h5py, bits, chunk if chunked else None, self._filter)
         kind = h5py.h5t.py_create(bits.dtype, logical=True)
         space = h5py.h5s.create_simple(bits.shape) if bits.shape else h5py.h5s.create(h5py.h5s.SCALAR)
         dataset = h5py.h5d.create(group, name, kind, space, plan, lcpl=utf8_names())
-        if not dtype.is_native:
+        if not dtype.is_native or bits.shape != axes:
             write_attribute(dataset, b"dtype", dtype.name)
+        if bits.shape != axes:
+            write_attribute(dataset, b"shape", ",".join(map(str, axes)))
         if chunked and self._filter is not None and self._filter.level is not None:
             self._add_chunks(dataset, bits, chunk, label, owned=owned)
         elif bits.size:

@@ -52,6 +52,9 @@ __all__ = [
 ]
 
 _CHUNK_LIMIT = 1 << 30
+# More no dataset has. A tensor of torch may have 64, and complex32 one more.
+MOST_AXES = 32
+_AXES = re.compile(r"[0-9]{1,15}(,[0-9]{1,15})*")
 # Deflate cannot pack more than 1032 bytes in one (zlib's technical notes).
 _DEFLATE_RATIO = 1040
 # blosc and scale-offset keep a constant chunk in some thirty bytes.
@@ -267,16 +270,19 @@ class Described:
         Shape as stored, with the lanes axis.
     itemsize
         Bytes of an element as stored.
+    axes
+        The shape, with the lanes axis, of what has too many axes for HDF5 and is stored as a row.
     """
 
     dtype: DType
     whole: tuple[int, ...]
     itemsize: int
+    axes: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The logical shape."""
-        return self.dtype.logical_shape(self.whole)
+        return self.dtype.logical_shape(self.whole if self.axes is None else self.axes)
 
 
 def describe(dataset: Any, label: str) -> Described:
@@ -303,9 +309,25 @@ def describe(dataset: Any, label: str) -> Described:
         raise DTypeError(f"{label}: {error}") from error
     if declared is not None and stored.newbyteorder("<") != dtype.storage.newbyteorder("<"):
         raise CorruptTensorError(f"{label}: attribute dtype says {declared}, but {stored} are stored")
-    if dtype.lanes > 1 and shape[-1:] != (dtype.lanes,):
-        raise CorruptTensorError(f"{label}: {declared} needs a last axis of {dtype.lanes}, but the shape is {shape}")
-    return Described(dtype, shape, itemsize)
+    # A native type is declared only of a row that was made flat: others are not asked for one attribute more.
+    axes = _axes_of(dataset, shape, label) if declared is not None and len(shape) == 1 else None
+    stored_shape = shape if axes is None else axes
+    if dtype.lanes > 1 and stored_shape[-1:] != (dtype.lanes,):
+        raise CorruptTensorError(
+            f"{label}: {declared} needs a last axis of {dtype.lanes}, but the shape is {stored_shape}"
+        )
+    return Described(dtype, shape, itemsize, axes)
+
+
+def _axes_of(dataset: Any, whole: tuple[int, ...], label: str) -> tuple[int, ...] | None:
+    with named_errors(f"{label}: attribute shape cannot be read", CorruptTensorError):
+        text = read_text_attribute(dataset, b"shape")
+    if text is None:
+        return None
+    axes = tuple(map(int, text.split(","))) if _AXES.fullmatch(text) else ()
+    if not MOST_AXES < len(axes) <= 2 * MOST_AXES + 1 or math.prod(axes) != whole[0]:
+        raise CorruptTensorError(f"{label}: attribute shape is not one of {whole[0]} elements in a row")
+    return axes
 
 
 @lru_cache(maxsize=64)

@@ -112,6 +112,8 @@ class OpenDataset:
         if not self._is_checked:
             self._packed = check_dataset(self.dataset, self.described, file_size, label)
             self._is_checked = True
+        if self.described.axes is not None:
+            return _read_row(self.dataset, self.described, region, label)
         return read_region(self.dataset, self.described, region, label, self._packed, pipeline)
 
 
@@ -204,6 +206,20 @@ def read_region(
     except _READ_ERRORS as error:
         raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
     return bits
+
+
+def _read_row(dataset: Any, described: guard.Described, region: Region, label: str) -> NDArray[Any]:
+    """A region of what has too many axes for HDF5: all of the row is read."""
+    dtype = described.dtype
+    check_room(described.whole[0] * dtype.storage.itemsize, label)
+    bits: NDArray[Any] = np.empty(described.whole, dtype.storage)
+    try:
+        if bits.size:
+            _read_by_hdf5(dataset, described.whole, (), bits)
+        # NumPy 1 has no room for so many axes, either: ValueError.
+        return np.ascontiguousarray(bits.reshape(described.axes)[region.slices])
+    except _READ_ERRORS as error:
+        raise CorruptTensorError(f"{label}: stored bytes cannot be read: {error}") from error
 
 
 def _read_by_hdf5(dataset: Any, whole: tuple[int, ...], slices: tuple[slice, ...], bits: NDArray[Any]) -> None:

@@ -162,6 +162,47 @@ def test_r101_r102_chunks_are_bounded_whatever_the_shape(tmp_path: Path) -> None
         )
 
 
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="NumPy 1 has 32 axes")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r101_tensors_of_more_axes_than_hdf5_has(tmp_path: Path, backend: str) -> None:
+    """HDF5 takes 32 axes, PyTorch 64: one such tensor must not cost the others of its unit."""
+    given = {
+        "float32": ramp(8).reshape(2, *(1,) * 40, 4),
+        "empty": np.zeros((0, *(1,) * 50, 3), np.float64),
+        "bfloat16": np.arange(6, dtype=np.uint16).reshape((1,) * 31 + (2, 3)),
+        "complex32": np.arange(12, dtype=np.uint32).reshape(3, *(1,) * 31, 2, 2),
+        "large": ramp(40_000).reshape(200, *(1,) * 33, 200),
+        "plain": ramp(3),
+    }
+    types = {"bfloat16": "bfloat16", "complex32": "complex32", "empty": "float64"}
+    with writer(tmp_path / "d/step0/rank0", backend) as to:
+        for name, bits in given.items():
+            save(to, f"{name}.0.debug", bits, dtype_named(types.get(name, "float32")))
+    for target in everywhere(tmp_path / "d"):
+        with msformat.open(target)[0] as unit:
+            for name, bits in given.items():
+                found = unit[f"{name}.0.debug"].value
+                assert (found.bits().tobytes(), found.bits().shape) == (bits.tobytes(), bits.shape), name
+            assert np.array_equal(unit["large.0.debug"].value[3, ..., 5:9], given["large"][3, ..., 5:9])
+    with h5py.File(tmp_path / "d_copy.h5") as file:
+        stored = file["step0/rank0/tensors/large.0.debug.pt"]
+        assert (stored.shape, stored.attrs["dtype"]) == ((40_000,), b"float32")
+        assert [int(length) for length in stored.attrs["shape"].split(b",")] == list(given["large"].shape)
+
+
+@pytest.mark.parametrize("shape", ["2,3", "x", "-1", ",".join(["1"] * 33), ",".join(["1"] * 70 + ["40000"]), ""])
+def test_r101_a_shape_that_is_none_is_refused_by_name(tmp_path: Path, shape: str) -> None:
+    write_dump(tmp_path / "d", {"a.0.debug": ramp(40_000), "ok.0.debug": ramp(3)})
+    assert run("convert", tmp_path / "d", tmp_path / "o.h5").code == 0
+    with h5py.File(tmp_path / "o.h5", "a") as file:
+        attributes = file["step0/rank0/tensors/a.0.debug.pt"].attrs
+        attributes["dtype"], attributes["shape"] = np.bytes_(b"float32"), np.bytes_(shape.encode())
+    done = run("convert", tmp_path / "o.h5", tmp_path / "back")
+    (line,) = done.err.splitlines()
+    assert (done.code, "a.0.debug.pt" in line, "shape" in line) == (1, True, True)
+    assert [path.name for path in (tmp_path / "back").rglob("*.pt")] == ["ok.0.debug.pt"]
+
+
 def test_r104_integers_beyond_64_bits_and_beyond_text(tmp_path: Path) -> None:
     numbers = [2**70, -(2**63) - 1, 2**64]
     endless = 10**5000
