@@ -50,7 +50,7 @@ def read_document(fs: FileSystem, node: str, limit: int | None = None) -> ReadOn
             raise UnsafeInputError(f"{where}: {meta.shape[0]} bytes, at most {limit} expected")
         check_document(meta.shape[0], partial(_stored_bytes, fs, node), where)
         try:
-            return memoryview(read_array(fs, node, meta, "document")).toreadonly()
+            return read_array(fs, node, meta, "document").data.toreadonly()
         except CorruptTensorError:
             # A writer may have replaced it between metadata and chunks.
             if last:
