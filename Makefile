@@ -30,6 +30,11 @@ $(VENV)/.mindspore: $(VENV)/.ready
 	else echo "No $(MINDSPORE) for this Python: the tests of capture.mindspore are left out"; fi
 	touch $@
 
+# The engine is needed by nothing else.
+$(VENV)/.fuzz: $(VENV)/.ready
+	$(BIN)/python -m pip install -q -e '.[fuzz]'
+	touch $@
+
 $(MS27_VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(MS27_VENV)
 	$(MS27_VENV)/bin/python -m pip install -q --upgrade pip
@@ -93,11 +98,6 @@ test-peer-26: env $(PEER26_VENV)/.ready
 test-matrix: env
 	$(BIN)/python -m tools.matrix --workers $(PYTEST_WORKERS) $(ROWS)
 
-# BENCH=--quick takes under five minutes; BENCH='--write docs/benchmarks.md' puts the tables there.
-bench: env $(PEER_VENV)/.ready
-	$(BIN)/python -m tools.bench --peer $(PEER_VENV)/bin/python $(BENCH)
-
-# Capture alone, at every level, against both releases of msprobe: an hour, or minutes with BENCH=--quick.
 # Guards are taken out one after the other, in a copy of the tree: the tests must notice. MUTATION='--only journal' takes a few.
 mutation: env
 	$(BIN)/python -m tools.mutation $(MUTATION)
@@ -106,6 +106,11 @@ mutation: env
 fuzz: env $(VENV)/.fuzz
 	$(BIN)/python -m tools.fuzz $(FUZZ)
 
+# BENCH=--quick takes under five minutes; BENCH='--write docs/benchmarks.md' puts the tables there.
+bench: env $(PEER_VENV)/.ready
+	$(BIN)/python -m tools.bench --peer $(PEER_VENV)/bin/python $(BENCH)
+
+# Capture alone, at every level, against both releases of msprobe: an hour, or minutes with BENCH=--quick.
 bench-capture: env $(PEER_VENV)/.ready $(PEER26_VENV)/.ready
 	$(BIN)/python -m tools.bench_capture --peer $(PEER_VENV)/bin/python --peer26 $(PEER26_VENV)/bin/python $(BENCH)
 

@@ -332,8 +332,13 @@ def _is_header(record: Record, _: int) -> bool:
         record.get("document") in _DOCUMENTS
         and isinstance(record.get("backend"), str)
         and _BACKEND.fullmatch(record["backend"]) is not None
-        and isinstance(record.get("header"), dict)
+        and _is_outline(record.get("header"))
     )
+
+
+def _is_outline(header: Any) -> bool:
+    """What readers of documents take; recovery writes it into one."""
+    return isinstance(header, dict) and isinstance(header.get("data"), dict | None)
 
 
 def _is_stack(record: Record, stacks: int) -> bool:

@@ -12,12 +12,12 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from msformat.atomic import make_directories
 from msformat.dtypes import DType
 from msformat.errors import DTypeError, FormatError, KeyExistsError, StoreError
 from msformat.finish import (
@@ -382,7 +382,7 @@ class DumpWriter:
         """Take the directory: from here on a unit is there."""
         if self._journal is not None:
             return
-        Path(self.unit_dir).mkdir(parents=True, exist_ok=True)
+        make_directories(self.unit_dir, fsync=self._options.fsync)
         self._refuse_occupied()
         path = os.path.join(self.unit_dir, JOURNAL_NAME)
         self._journal = JournalWriter(

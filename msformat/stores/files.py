@@ -92,7 +92,7 @@ class FilesStore(Store):
         if is_url(self.location):
             raise StoreError(f"{self.location}: files can only be written to a local directory")
         try:
-            Path(self.location).mkdir(parents=True, exist_ok=True)
+            make_directories(self.location, fsync=self.options.fsync)
         except OSError as error:
             raise StoreError(f"{self.location}: {error.strerror or error}") from error
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from msformat.atomic import fsync_directory, is_temporary, write_atomic
+from msformat.atomic import fsync_directory, is_temporary, make_directories, write_atomic
 from msformat.errors import StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, join
 from msformat.stores.base import Mode
@@ -46,7 +46,7 @@ def make_unit(fs: FileSystem, group: str, mode: Mode, *, fsync: bool = True) -> 
         Something that is no Zarr v3 store lies there, or for mode ``w`` a unit.
     """
     root = fs.describe("")
-    os.makedirs(root, exist_ok=True)
+    make_directories(root, fsync=fsync)
     refuse_old_zarr(fs, "")
     names = [name for name in os.listdir(root) if not is_temporary(name)]
     if names and METADATA_NAME not in names:

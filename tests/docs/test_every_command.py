@@ -35,6 +35,7 @@ RUN_BY = {
 # What no test runs as it stands.
 NOT_RUN = {
     "make ": "makes environments of gigabytes; that the target exists is tested here",
+    "python -m pytest tests/fuzz/": "what it runs is run by the suite itself",
     "pip install ": "asks a registry; that the extra exists is tested here",
     "msformat view ": "serves until Ctrl-C; tests/security and tests/browser serve pages",
     "msformat convert /nfs/dump /nfs/stored --to zarr --dask": "needs a cluster; tests/unit run it with LocalCluster",
