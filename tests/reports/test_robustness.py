@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -447,3 +448,50 @@ def test_r168_nothing_is_fetched_while_installing() -> None:
     text = (root / "pyproject.toml").read_text()
     assert 'requires = ["setuptools' in text
     assert not [line for line in text.splitlines() if "://" in line or "git+" in line or " @ " in line]
+
+
+def test_r168_what_is_locked_is_all_that_is_needed() -> None:
+    """requirements.lock: one version and the hashes of its files, for each package and for what it needs in turn."""
+    from importlib.metadata import PackageNotFoundError, requires
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    root = Path(msformat.__file__).parents[1]
+    text = (root / "requirements.lock").read_text("ascii")
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(" \\\n", " ")
+    locked: dict[str, list[Requirement]] = {}
+    for line in body.splitlines():
+        wanted, *hashes = line.split(" --hash=")
+        assert hashes, line
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}\s*", one.strip()) for one in hashes), line
+        pinned = Requirement(wanted.strip())
+        assert [part.operator for part in pinned.specifier] == ["=="], line
+        assert pinned.url is None
+        locked.setdefault(canonicalize_name(pinned.name), []).append(pinned)
+
+    def check(given: str, extra: str) -> None:
+        needed = Requirement(given)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": extra}):
+            return
+        name = canonicalize_name(needed.name)
+        (found,) = [one for one in locked[name] if one.marker is None or one.marker.evaluate()]
+        (version,) = found.specifier
+        assert needed.specifier.contains(version.version), (given, str(found))
+        if f"{name}{needed.extras}" not in seen:
+            seen.add(f"{name}{needed.extras}")
+            names.add(name)
+            try:
+                further = requires(name) or []
+            except PackageNotFoundError:  # an extra that is not installed here
+                return
+            for one in further:
+                for wanted in needed.extras or {""}:
+                    check(one, wanted)
+
+    seen: set[str] = set()
+    names: set[str] = set()
+    for line in requires("msformat") or []:
+        for extra in ("", "hdf5", "zarr"):
+            check(line, extra)
+    assert names >= {"numpy", "msgspec", "h5py", "numcodecs"}
