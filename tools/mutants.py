@@ -122,7 +122,6 @@ MUTANTS = (
         "        border = min(max(start, self._border), end)\n",
         "        border = start\n",
         "unit/test_hdf5.py::test_paged_file_is_a_file_whose_synced_part_stands_still",
-        "unit/test_hdf5.py::test_what_is_not_synced_is_not_on_disk",
     ),
     _mutant(
         "nothing is promised in a place that is gone",
@@ -131,7 +130,6 @@ MUTANTS = (
         "        if not self._lock.is_in_place():\n",
         "        if False:\n",
         "crash/test_moved.py::test_a_unit_that_is_removed_while_it_is_written",
-        "crash/test_moved.py::test_a_unit_that_is_moved_while_it_is_written",
     ),
     _mutant(
         "one writer a place",

@@ -30,8 +30,8 @@ from capture.pytorch import PrecisionDebugger
 from msformat import StoreError, open_store
 
 # Layers, and where it ends. A death that leaves no time for a word shows what was committed: enough of it.
-LAYERS = {"term": (160, 150)}
-FEW = (12, 8)
+LAYERS = {"term": (100, 96)}
+FEW = (6, 4)
 
 
 class End(torch.nn.Module):

@@ -63,7 +63,9 @@ def _runs_on(path: Path, test: ast.FunctionDef, store: str) -> bool:
     if store in path.stem or (store == "files" and "files" in ast.unparse(test)):
         return True
     fixtures = {argument.arg for argument in test.args.args}
-    functions = _functions(path)
+    functions = dict(_functions(path))
+    if (shared := path.with_name("conftest.py")).exists():
+        functions = {**_functions(shared), **functions}
     around = [test, *(functions[name] for name in fixtures if name in functions)]
     said = " ".join(ast.unparse(node) for each in around for node in (*each.decorator_list, *each.body))
     words = set(re.findall(r"\w+", said))
