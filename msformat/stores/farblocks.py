@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 from msformat.filesystem import FileSystem
+from msformat.stores.hdf5_heap import check_heap
 
 __all__ = ["FarFile"]
 
@@ -65,6 +66,7 @@ class FarFile(io.RawIOBase):
         else:
             self._fill(room[:wanted])
         self._at += wanted
+        check_heap(room[:wanted])
         return wanted
 
     def _fill(self, room: memoryview) -> None:

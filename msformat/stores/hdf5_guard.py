@@ -31,6 +31,7 @@ from msformat.errors import (
     UnsafeInputError,
 )
 from msformat.stores.hdf5_paged import LOCK_ADVICE
+from msformat.stores.hdf5_text import variable_text
 
 __all__ = [
     "Described",
@@ -249,8 +250,7 @@ def read_text_attribute(dataset: Any, name: bytes) -> str | None:
     if not isinstance(kind, h5py.h5t.TypeStringID) or attribute.shape != ():
         return None
     if kind.is_variable_str():
-        value = h5py.AttributeManager(h5py.Dataset(dataset))[name.decode()]
-        return value if isinstance(value, str) else None
+        return variable_text(h5py, dataset, name.decode())
     if kind.get_size() > 1024:
         return None
     out = np.empty((), f"S{kind.get_size()}")

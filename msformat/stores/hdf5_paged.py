@@ -27,6 +27,7 @@ import xxhash
 
 from msformat.atomic import begin_writing, fsync_directory
 from msformat.errors import StoreError, UnsafeInputError
+from msformat.stores.hdf5_heap import check_heap
 
 try:
     import fcntl
@@ -129,6 +130,7 @@ class PagedFile(io.RawIOBase):
         for number in self._pages_within(start, start + len(view)):
             _overlay(view, start, self._pages[number], number * PAGE)
         self._position += len(view)
+        check_heap(view)
         return len(view)
 
     def write(self, data: Any) -> int:

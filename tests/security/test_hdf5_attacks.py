@@ -269,3 +269,25 @@ def test_bytes_flipped_anywhere_never_give_other_content(folder: Path) -> None:
         except MsformatError:
             refused += 1
     assert refused > 10
+
+
+@pytest.mark.parametrize("damage", [(0, 0), (1, (1 << 64) - 16), (2, 1 << 40)])
+def test_a_heap_that_would_never_end_is_refused(tmp_path: Path, damage: tuple[int, int]) -> None:
+    """Free space of no bytes has HDF5 itself loop for ever; the find of a fuzzer."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        values = file.create_group("tensors").create_dataset("x", data=np.zeros(3, "u2"))
+        values.attrs["dtype"] = "bfloat16"
+        file["tensors/y"] = np.arange(3)
+    with open_store("hdf5", str(path)) as store:
+        assert store.get("x").dtype.name == "bfloat16"
+    data = bytearray(path.read_bytes())
+    at = data.find(b"GCOL") + 16
+    number, length = damage
+    data[at : at + 2] = number.to_bytes(2, "little")
+    data[at + 8 : at + 16] = length.to_bytes(8, "little")
+    path.write_bytes(bytes(data))
+    with open_store("hdf5", str(path)) as store:
+        with pytest.raises(MsformatError, match="heap"):
+            store.get("x")
+        assert store.get("y").bits().tolist() == [0, 1, 2]
