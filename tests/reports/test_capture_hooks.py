@@ -452,3 +452,37 @@ def test_r066_what_a_copy_overlaps_with(tmp_path: Path) -> None:
     unit = msformat.open(tmp_path / "d")[0]
     for number in range(8):
         assert torch.equal(unit[f"x.{number}.debug"].value.to_torch(), torch.full((1 << 20,), float(number)))
+
+
+def test_r066_a_copy_that_comes_late_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated, for want of a GPU: the CPU plays a device whose copies are carried out when their event is awaited."""
+    from capture.framework import Wanted
+    from capture.pytorch.tensors import TorchFramework
+
+    framework, x = TorchFramework(pinned=True), torch.arange(12.0).reshape(3, 4)
+    late: list[Any] = []
+    empty, copy = torch.empty, torch.Tensor.copy_
+
+    class Event:
+        def record(self) -> None:
+            """What was begun before belongs to it."""
+
+        def synchronize(self) -> None:
+            while late:
+                copy(*late.pop(0))
+
+    monkeypatch.setattr(torch.cpu, "Event", Event, raising=False)
+    monkeypatch.setattr(torch.cpu, "device", contextlib.nullcontext, raising=False)
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory, **more: empty(*args, **more).fill_(7))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda to, source, non_blocking: late.append((to, source.clone())))
+    wanted = Wanted(statistics=True, data=True, md5=False)
+    found = [framework._on_device(part, {}, list(part.shape), wanted) for part in (x, x.t(), x[1:, 2])]
+    assert len(late) == 3
+    assert all((host.bits == 7).all() for _, host, _ in found if host is not None)
+    framework.resolve([(node, pending) for node, _, pending in found])
+    assert late == []
+    for (node, host, _), part in zip(found, (x, x.t(), x[1:, 2]), strict=True):
+        assert host is not None
+        assert host.bits.tolist() == part.tolist()
+        assert (node["Max"], node["Min"]) == (part.max().item(), part.min().item())
