@@ -13,7 +13,7 @@ from types import FrameType
 __all__ = ["bounded", "peak_memory"]
 
 _PROCESSOR_SECONDS = 60
-_SECONDS = 900
+_SECONDS = 3600
 # Threads and maps take addresses that they do not use.
 _ADDRESSES = 8 << 30
 
