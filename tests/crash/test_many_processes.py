@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -125,15 +126,21 @@ def test_workers_end_with_the_process_that_they_work_for(tmp_path: Path, number:
     os.mkfifo(log)
     os.mkfifo(gate)
     command = [sys.executable, "-m", "tests.crash.test_many_processes", "work", *map(str, (source, target, log, gate))]
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
         waiting = b""
         while len(waiting) < 2:
             with log.open("rb") as stream:
                 waiting += stream.read()
         assert len(temporaries(target)) >= 2
         process.send_signal(number)
-        # The end of the pipe: everybody who could write into it is gone, the workers, too.
-        _, said = process.communicate()
+        try:
+            # The end of the pipe: everybody who could write into it is gone, the workers, too.
+            _, said = process.communicate(timeout=90)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == -number
     assert b"AssertionError" not in said
     assert not [path for path in target.rglob("*") if path.is_file() and not path.name.endswith("-lock")]
