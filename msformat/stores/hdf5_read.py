@@ -136,7 +136,22 @@ def check_dataset(dataset: Any, described: guard.Described, file_size: int, labe
     with guard.named_errors(label, CorruptTensorError):
         if plan.get_layout() != guard.load_h5py().h5d.CHUNKED:
             return None
+        _check_places(dataset, described.whole, label)
         return _packed_chunks(dataset, plan, described)
+
+
+def _check_places(dataset: Any, shape: tuple[int, ...], label: str) -> None:
+    """Refuse chunks that lie outside of the shape, where the shape may grow up to a limit.
+
+    HDF5 finds a chunk's place in its index by that limit, and believes both: a wrong one leads it out of its memory.
+    """
+    most = dataset.get_space().get_simple_extent_dims(maxdims=True)
+    if most == shape or guard.load_h5py().h5s.UNLIMITED in most:
+        return
+    for number in range(dataset.get_num_chunks()):
+        offset = dataset.get_chunk_info(number).chunk_offset
+        if any(at >= length for at, length in zip(offset, shape, strict=True)):
+            raise CorruptTensorError(f"{label}: a chunk at {offset} lies outside of the shape {shape}")
 
 
 def _packed_chunks(dataset: Any, plan: Any, described: guard.Described) -> PackedChunks | None:

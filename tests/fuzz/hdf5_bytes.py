@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-__all__ = ["change_hdf5", "lookup3"]
+__all__ = ["change_hdf5", "lookup3", "sealed_parts"]
 
 _SIGNATURES = (
     b"\x89HDF", b"OHDR", b"OCHK", b"TREE", b"SNOD", b"HEAP", b"GCOL", b"FRHP", b"FHDB", b"FHIB", b"BTHD", b"BTLF",
@@ -40,7 +40,7 @@ def change_hdf5(data: bytes, random: Random) -> bytes:
         else:
             source = random.choice(places) + random.randrange(_NEAR)
             new[at : at + 8] = data[source : source + 8].ljust(8, b"\0")
-    for start, end in _sealed(bytes(new)):
+    for start, end in sealed_parts(bytes(new)):
         new[end : end + 4] = lookup3(bytes(new[start:end])).to_bytes(4, "little")
     return bytes(new)
 
@@ -52,7 +52,7 @@ def _found(data: bytes, sign: bytes) -> Iterator[int]:
         at = data.find(sign, at + 1)
 
 
-def _sealed(data: bytes) -> Iterator[tuple[int, int]]:
+def sealed_parts(data: bytes) -> Iterator[tuple[int, int]]:
     """Object headers of version 2, and superblocks of version 2 and 3: where each begins, and where its checksum is."""
     if data[:8] == b"\x89HDF\r\n\x1a\n" and data[8] in (2, 3):
         yield 0, 44

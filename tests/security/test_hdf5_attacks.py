@@ -15,6 +15,7 @@ from msformat.dtypes import dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, MsformatError, StoreError, UnsafeInputError
 from msformat.stores.hdf5 import Hdf5Store
 from msformat.stores.registry import open_store
+from tests.fuzz.hdf5_bytes import lookup3, sealed_parts
 
 Attack = Callable[[h5py.Group, Path], None]
 
@@ -291,3 +292,26 @@ def test_a_heap_that_would_never_end_is_refused(tmp_path: Path, damage: tuple[in
         with pytest.raises(MsformatError, match="heap"):
             store.get("x")
         assert store.get("y").bits().tolist() == [0, 1, 2]
+
+
+def test_an_index_of_chunks_that_leads_outside_is_refused(tmp_path: Path) -> None:
+    """HDF5 itself ends the process with a segmentation fault; the find of a fuzzer. What may grow for real is read."""
+    path = tmp_path / "x.h5"
+    values = np.arange(24, dtype="i2").reshape(4, 6)
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("tensors/x", data=values, chunks=(2, 3), maxshape=(4, 30003))
+    with open_store("hdf5", str(path)) as store:
+        assert store.get("x").bits().tolist() == values.tolist()
+    data = path.read_bytes()
+    at = data.find((4).to_bytes(8, "little") + (30003).to_bytes(8, "little"))
+    path.write_bytes(_with_header_sums(data[:at] + data[at : at + 8] + (30).to_bytes(8, "little") + data[at + 16 :]))
+    with open_store("hdf5", str(path)) as store, pytest.raises(CorruptTensorError, match="outside of the shape"):
+        store.get("x").bits()
+
+
+def _with_header_sums(data: bytes) -> bytes:
+    """With the checksums that HDF5 wants of object headers."""
+    new = bytearray(data)
+    for start, end in sealed_parts(data):
+        new[end : end + 4] = lookup3(data[start:end]).to_bytes(4, "little")
+    return bytes(new)
