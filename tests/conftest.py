@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,13 @@ import pytest
 GOLDEN_DATA = Path(__file__).parent / "golden" / "data"
 # Kernel dumps (L2) have no dump.json: another format, with tests of its own.
 golden_names = sorted(path.stem for path in GOLDEN_DATA.glob("*.zip") if "_L2_" not in path.stem)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_are_heard() -> None:
+    """A shell makes what it starts in its background ignore Ctrl-C, and tests of interrupts would see nothing."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

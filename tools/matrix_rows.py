@@ -60,6 +60,9 @@ WITH_TORCH = (
 )
 # h5py 3.8 asks numpy 1.26 for what that calls deprecated; our tests take every warning for an error.
 OLD_WARNINGS = ("-W", "ignore:`product` is deprecated:DeprecationWarning")
+# lightning 2.1 brings the newest of its other name, and imports pkg_resources, which says each time that it will go.
+OLD_TRAINERS = ("pytorch-lightning==2.1.0", "setuptools<81")
+PKG_RESOURCES = ("-W", "ignore:pkg_resources is deprecated", "-W", "ignore:Deprecated call to `pkg_resources")
 INSTALLED = ("tests/installed",)
 
 
@@ -113,8 +116,9 @@ ROWS = (
     Row("torch-2.1", "3.10", "every minimum, torch too", oldest=True, frameworks=("torch",), pins=(*OLD_S3, *OLD_PLOT),
         tests=WITH_TORCH + OLD_WARNINGS, absent=frozenset({"zarr"})),
     Row("integrations-oldest", "3.10", "every minimum, trainers too", oldest=True,
-        frameworks=("torch", "huggingface", "lightning"), pins=(*OLD_S3, *OLD_PLOT),
-        tests=("tests/capture/integrations", "tests/docs/test_integrations_guide.py"), absent=frozenset({"zarr"})),
+        frameworks=("torch", "huggingface", "lightning"), pins=(*OLD_S3, *OLD_PLOT, *OLD_TRAINERS),
+        tests=("tests/capture/integrations", "tests/docs/test_integrations_guide.py", *PKG_RESOURCES),
+        absent=frozenset({"zarr"})),
     Row("torch-2.13", "3.11", "torch 2.13, numpy 1.26", frameworks=("torch",), pins=("torch==2.13.0", "numpy==1.26.*"),
         tests=WITH_TORCH, absent=frozenset()),
     Row("bare-3.10", "3.10", "no extra, from the sdist", archive="sdist", tests=INSTALLED),
