@@ -31,6 +31,7 @@ _READ_ERRORS: tuple[type[Exception], ...] = (OSError, RuntimeError, TypeError, *
 
 # First element of the chunk, what is taken of it, where that goes; one each an axis.
 _Part: TypeAlias = "tuple[int, slice, slice]"
+_FLETCHER_BYTES = 4
 
 
 class _LeftToHdf5(Exception):  # noqa: N818 (a way out, not an error)
@@ -136,22 +137,38 @@ def check_dataset(dataset: Any, described: guard.Described, file_size: int, labe
     with guard.named_errors(label, CorruptTensorError):
         if plan.get_layout() != guard.load_h5py().h5d.CHUNKED:
             return None
-        _check_places(dataset, described.whole, label)
-        return _packed_chunks(dataset, plan, described)
+        packed = _packed_chunks(dataset, plan, described)
+        _check_places(dataset, described.whole, label, least=0 if packed is not None else _least_chunk(plan))
+        return packed
 
 
-def _check_places(dataset: Any, shape: tuple[int, ...], label: str) -> None:
-    """Refuse chunks that lie outside of the shape, where the shape may grow up to a limit.
+def _check_places(dataset: Any, shape: tuple[int, ...], label: str, *, least: int) -> None:
+    """Refuse chunks that lie outside of the shape, where that may grow up to a limit, and what no filter can have made.
 
-    HDF5 finds a chunk's place in its index by that limit, and believes both: a wrong one leads it out of its memory.
+    HDF5 finds a chunk's place in its index by that limit, and believes both: a wrong one leads it out of its memory. So
+    does a chunk of fewer bytes than the checksum that its filter takes off.
+
+    Parameters
+    ----------
+    least
+        Bytes that a chunk has at least, where HDF5 itself unpacks it; 0 where it does not.
     """
     most = dataset.get_space().get_simple_extent_dims(maxdims=True)
-    if most == shape or guard.load_h5py().h5s.UNLIMITED in most:
+    is_limited = most != shape and guard.load_h5py().h5s.UNLIMITED not in most
+    if not (is_limited or least):
         return
     for number in range(dataset.get_num_chunks()):
-        offset = dataset.get_chunk_info(number).chunk_offset
-        if any(at >= length for at, length in zip(offset, shape, strict=True)):
-            raise CorruptTensorError(f"{label}: a chunk at {offset} lies outside of the shape {shape}")
+        chunk = dataset.get_chunk_info(number)
+        if any(at >= length for at, length in zip(chunk.chunk_offset, shape, strict=True)):
+            raise CorruptTensorError(f"{label}: a chunk at {chunk.chunk_offset} lies outside of the shape {shape}")
+        if chunk.size < least:
+            raise CorruptTensorError(f"{label}: the chunk at {chunk.chunk_offset} has only {chunk.size} bytes")
+
+
+def _least_chunk(plan: Any) -> int:
+    """The fewest bytes that the filters of a dataset make of a chunk; 0 without filters."""
+    codes = {plan.get_filter(number)[0] for number in range(plan.get_nfilters())}
+    return 0 if not codes else 1 + _FLETCHER_BYTES * (guard.load_h5py().h5z.FILTER_FLETCHER32 in codes)
 
 
 def _packed_chunks(dataset: Any, plan: Any, described: guard.Described) -> PackedChunks | None:
