@@ -451,14 +451,14 @@ def test_r168_nothing_is_fetched_while_installing() -> None:
 
 
 def test_r168_what_is_locked_is_all_that_is_needed() -> None:
-    """requirements.lock: one version and the hashes of its files, for each package and for what it needs in turn."""
+    """tools/requirements.lock: one version and the hashes of its files, for each package and for what it needs in turn."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
     root = Path(msformat.__file__).parents[1]
-    text = (root / "requirements.lock").read_text("ascii")
+    text = (root / "tools/requirements.lock").read_text("ascii")
     body = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(" \\\n", " ")
     locked: dict[str, list[Requirement]] = {}
     for line in body.splitlines():
