@@ -37,6 +37,7 @@ def main() -> int:
         sys.exit(f"no guard's name holds {arguments.only!r}")
     with tempfile.TemporaryDirectory(prefix="mutation-") as place:
         tree = _copy(Path(place) / "tree")
+        _check_texts(tree, chosen)
         passed, _ = _run(tree, {test for mutant in chosen for test in mutant.tests})
         if not passed:
             sys.exit("the tests do not pass as they are: nothing was taken out")
@@ -117,12 +118,18 @@ def _has_failed(test: str, failures: Sequence[tuple[str, str]]) -> bool:
     return any(owner == where and name in (what, what.partition("[")[0]) for where, what in failures)
 
 
+def _check_texts(tree: Path, chosen: Iterable[Mutant]) -> None:
+    """Before minutes of work: each guard is where it is said to be."""
+    for mutant in chosen:
+        count = (tree / mutant.file).read_text("utf-8").count(mutant.old)
+        if count != 1:
+            sys.exit(f"{mutant.guard}: {mutant.file} holds {count} times:\n{mutant.old}")
+
+
 def _try(tree: Path, mutant: Mutant) -> frozenset[str]:
     """Which tests noticed."""
     file = tree / mutant.file
     text = file.read_text("utf-8")
-    if text.count(mutant.old) != 1:
-        sys.exit(f"{mutant.guard}: {mutant.file} holds {text.count(mutant.old)} times:\n{mutant.old}")
     file.write_text(text.replace(mutant.old, mutant.new), "utf-8")
     try:
         _, failed = _run(tree, mutant.tests)
