@@ -12,7 +12,7 @@ from msformat.atomic import make_directories, write_atomic
 from msformat.stores.hdf5_paged import PAGE, PagedFile
 from tests.property.disk import WatchedDisk
 
-SEEDS = range(16)
+SEEDS = range(8)
 
 
 def _cuts(disk: WatchedDisk, place: Path, action: object) -> list[tuple[int, Path]]:
