@@ -27,6 +27,7 @@ from tests.security.corpus import GOOD, RECORDS, VALUES, entry, good_unit
 from tests.security.corpus_journals import head, line
 from tests.security.corpus_tensors import saved
 from tests.security.test_pt_attacks import tensor_pickle as strided_pickle
+from tests.small_dumps import tree_bytes
 
 # --- loops -----------------------------------------------------------------------------------------------------------
 
@@ -242,3 +243,21 @@ def test_a_link_that_changes_after_it_was_looked_at(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os.path, "realpath", swapping)
     with FilesStore(str(tmp_path / "dump/step0/rank0")) as store, pytest.raises((MsformatError, OSError)):
         store.get("x.npy").bits()
+
+
+@pytest.mark.parametrize("link", ["../../step0/rank0/dump.json", "{victim}", "hard"])
+def test_a_journal_that_is_another_file(tmp_path: Path, link: str) -> None:
+    """Repairing ends with the removal of the journal: of its name, never of what it leads to."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(head() + line({"kind": "entry", "key": "k", "value": None}))
+    good_unit(tmp_path / "a/step0/rank0")
+    good_unit(tmp_path / "a/step1/rank0")
+    (tmp_path / "a/step1/rank0/dump.json").unlink()
+    journal = tmp_path / "a/step1/rank0/journal.jsonl"
+    if link == "hard":
+        journal.hardlink_to(victim)
+    else:
+        journal.symlink_to(link.format(victim=victim))
+    before = victim.read_bytes(), tree_bytes(tmp_path / "a/step0")
+    assert main(["recover", str(tmp_path / "a"), "--orphans"]) in (0, 1)
+    assert (victim.read_bytes(), tree_bytes(tmp_path / "a/step0")) == before
