@@ -231,16 +231,15 @@ def test_a_link_that_changes_after_it_was_looked_at(tmp_path: Path, monkeypatch:
     np.save(tmp_path / "secret.npy", np.array([42.0]))
     (data / "y.npy").write_bytes((data / f"{GOOD}.output.0.npy").read_bytes())
     (data / "x.npy").symlink_to("y.npy")
-    realpath = os.path.realpath
+    real_open = os.open
 
-    def swapping(path: Any, **more: Any) -> str:
-        found = realpath(path, **more)
-        if str(path).endswith("x.npy"):
+    def swapping(path: Any, *arguments: Any, **more: Any) -> int:
+        if str(path).endswith("y.npy"):
             (data / "y.npy").unlink(missing_ok=True)
             (data / "y.npy").symlink_to(tmp_path / "secret.npy")
-        return str(found)
+        return real_open(path, *arguments, **more)
 
-    monkeypatch.setattr(os.path, "realpath", swapping)
+    monkeypatch.setattr(os, "open", swapping)
     with FilesStore(str(tmp_path / "dump/step0/rank0")) as store, pytest.raises((MsformatError, OSError)):
         store.get("x.npy").bits()
 
