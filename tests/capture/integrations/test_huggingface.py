@@ -153,15 +153,15 @@ def test_mixed_precision_is_recorded_as_it_runs(tmp_path: Path) -> None:
 
 def test_evaluation_is_captured_only_when_asked(tmp_path: Path) -> None:
     asked = PrecisionCallback(dump_path=tmp_path / "asked", level="L0", during="evaluation")
-    training = trainer(
-        tmp_path, PrecisionCallback(dump_path=tmp_path / "dump", level="L0"), eval_strategy="steps", eval_steps=2
-    )
+    # Four steps, for at the end of three some releases evaluate once more.
+    every_second = {"eval_strategy": "steps", "eval_steps": 2, "max_steps": 4}
+    training = trainer(tmp_path, PrecisionCallback(dump_path=tmp_path / "dump", level="L0"), **every_second)
     training.add_callback(asked)
     training.train()
-    for step in range(3):
+    for step in range(4):
         assert "Module.lm_head.Linear.forward.1" not in entries(tmp_path / "dump", step)
     asked.debugger.wait()
-    # After step 2 and at the end, two batches each.
+    # After steps 2 and 4, two batches each.
     assert steps(tmp_path / "asked") == ["step0", "step1", "step2", "step3"]
     found = entries(tmp_path / "asked", 1)
     assert found["Module.lm_head.Linear.forward.0"]["output"][0]["shape"] == [4, 6, 32]
