@@ -451,7 +451,7 @@ def test_r168_nothing_is_fetched_while_installing() -> None:
 
 
 def test_r168_what_is_locked_is_all_that_is_needed() -> None:
-    """tools/requirements.lock: one version and the hashes of its files, for each package and for what it needs in turn."""
+    """tools/requirements.lock: a version and hashes for each package, and for what it needs in turn."""
     from importlib.metadata import PackageNotFoundError, requires
 
     from packaging.requirements import Requirement
