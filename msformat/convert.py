@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -401,11 +402,28 @@ def _fill(
     executor: Executor | None,
 ) -> list[UnitReport]:
     """Write all units, and see that they lie in what was begun: a store makes anew what somebody took away."""
-    begun = os.stat(location)
-    reports = _write_units(jobs, location, options, progress, executor)
-    if not os.path.samestat(os.stat(location), begun):
-        raise StoreError(f"{location}: was removed while it was being written")
+    with _kept(location) as begun:
+        reports = _write_units(jobs, location, options, progress, executor)
+        if not os.path.samestat(os.stat(location), begun):
+            raise StoreError(f"{location}: was removed while it was being written")
     return reports
+
+
+@contextlib.contextmanager
+def _kept(location: str) -> Iterator[os.stat_result]:
+    """What a file or directory is. It is open meanwhile: the next one that is made gets the number of one that is gone.
+
+    Where no directory can be opened (Windows), its number has to do.
+    """
+    try:
+        descriptor = os.open(location, os.O_RDONLY)
+    except PermissionError:
+        yield os.stat(location)
+        return
+    try:
+        yield os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_units(
