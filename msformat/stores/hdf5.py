@@ -271,9 +271,8 @@ class Hdf5Store(Store):
         what = repr(name) if name else "sync"
         reason = self._paged.error if self._paged is not None and self._paged.error is not None else error
         self._failed = f"{self.location}: {what} could not be written: {reason}; the file is as at its last sync"
-        if self._paged is not None:
-            self._paged.abandon()
-        self._pipeline.close()
+        # Whoever gets the error may never close us, and HDF5 itself would at the end, when Python is no more.
+        self._release(commit=False)
         raise StoreError(self._failed) from error
 
     def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:

@@ -64,6 +64,7 @@ def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
 
 
 def _open_locked(h5py: Any, location: str) -> Any:
+    location = os.path.abspath(location)  # it is opened again for texts, and the program may be elsewhere by then
     try:
         return h5py.File(location, "r", locking="best-effort", rdcc_nbytes=_CHUNK_CACHE)
     except ValueError:  # HDF5 before 1.12.1 has no such setting

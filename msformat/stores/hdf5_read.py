@@ -157,12 +157,22 @@ def _check_places(dataset: Any, shape: tuple[int, ...], label: str, *, least: in
     is_limited = most != shape and guard.load_h5py().h5s.UNLIMITED not in most
     if not (is_limited or least):
         return
-    for number in range(dataset.get_num_chunks()):
-        chunk = dataset.get_chunk_info(number)
-        if any(at >= length for at, length in zip(chunk.chunk_offset, shape, strict=True)):
-            raise CorruptTensorError(f"{label}: a chunk at {chunk.chunk_offset} lies outside of the shape {shape}")
-        if chunk.size < least:
-            raise CorruptTensorError(f"{label}: the chunk at {chunk.chunk_offset} has only {chunk.size} bytes")
+    for place, size in _chunks_of(dataset):
+        if any(at >= length for at, length in zip(place, shape, strict=True)):
+            raise CorruptTensorError(f"{label}: a chunk at {place} lies outside of the shape {shape}")
+        if size < least:
+            raise CorruptTensorError(f"{label}: the chunk at {place} has only {size} bytes")
+
+
+def _chunks_of(dataset: Any) -> list[tuple[tuple[int, ...], int]]:
+    """First element and stored bytes of each chunk. HDF5 counts from the first on for each one that is asked for."""
+    found: list[tuple[tuple[int, ...], int]] = []
+    if hasattr(dataset, "chunk_iter"):
+        dataset.chunk_iter(lambda chunk: found.append((chunk.chunk_offset, chunk.size)))
+    else:  # an HDF5 older than 1.10.10 or 1.12.3
+        chunks = map(dataset.get_chunk_info, range(dataset.get_num_chunks()))
+        found += [(chunk.chunk_offset, chunk.size) for chunk in chunks]
+    return found
 
 
 def _least_chunk(plan: Any) -> int:

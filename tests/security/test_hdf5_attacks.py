@@ -13,6 +13,7 @@ import pytest
 
 from msformat.dtypes import dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, MsformatError, StoreError, UnsafeInputError
+from msformat.stores import hdf5_read
 from msformat.stores.hdf5 import Hdf5Store
 from msformat.stores.registry import open_store
 from tests.fuzz.hdf5_bytes import lookup3, sealed_parts
@@ -307,6 +308,32 @@ def test_an_index_of_chunks_that_leads_outside_is_refused(tmp_path: Path) -> Non
     path.write_bytes(_with_header_sums(data[:at] + data[at : at + 8] + (30).to_bytes(8, "little") + data[at + 16 :]))
     with open_store("hdf5", str(path)) as store, pytest.raises(CorruptTensorError, match="outside of the shape"):
         store.get("x").bits()
+
+
+@pytest.mark.skipif(not hasattr(h5py.h5d.DatasetID, "chunk_iter"), reason="this HDF5 can only be asked for one")
+@pytest.mark.parametrize("settings", [{"compression": "lzf"}, {"fletcher32": True}, {"maxshape": (3000, 2)}])
+def test_each_chunk_is_looked_at_once(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 goes through all chunks before the one that is asked for: thousands of questions take minutes."""
+    values = np.arange(4000, dtype="i4").reshape(2000, 2)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("tensors/x", data=values, chunks=(1, 2), **settings)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("one chunk was asked for")
+
+    class Watched:
+        def __init__(self, dataset: Any) -> None:
+            self._dataset = dataset
+
+        def __getattr__(self, name: str) -> Any:
+            return refuse if name == "get_chunk_info" else getattr(self._dataset, name)
+
+    real = hdf5_read._check_places
+    monkeypatch.setattr(hdf5_read, "_check_places", lambda found, *args, **more: real(Watched(found), *args, **more))
+    with open_store("hdf5", str(tmp_path / "x.h5")) as store:
+        np.testing.assert_array_equal(store.get("x").bits(), values)
 
 
 def _with_header_sums(data: bytes) -> bytes:

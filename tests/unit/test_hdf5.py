@@ -428,6 +428,22 @@ def filled(path: str) -> Iterator[Hdf5Store]:
         yield store
 
 
+def test_attributes_that_mean_something_else_elsewhere(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a foreign file that is opened by a relative path, before the program goes elsewhere."""
+    with h5py.File(path, "w") as file:
+        for name, shape in (("a", "2,3"), ("b", "6"), ("c", "flat"), ("d", "")):
+            dataset = file.create_dataset(f"tensors/{name}", data=np.arange(6, dtype=np.uint16))
+            dataset.attrs.update(dtype="bfloat16", shape=shape)
+    monkeypatch.chdir(tmp_path)
+    with Hdf5Store(os.path.basename(path)) as store:
+        monkeypatch.chdir("/")
+        for name in ("a", "b", "c", "d"):
+            assert store.get(name).dtype.name == "bfloat16"
+            assert store.get(name).bits().tolist() == list(range(6))
+
+
 def test_a_reader_can_be_sent_to_another_process(filled: Hdf5Store) -> None:
     with pickle.loads(pickle.dumps(filled)) as copy:
         assert copy.get("x")[7] == 7
@@ -524,6 +540,21 @@ def test_what_is_not_synced_is_not_on_disk(path: str) -> None:
     store.close()
     with h5py.File(path) as file:
         assert len(file["tensors"]) == 301
+
+
+def test_a_file_that_cannot_be_written_any_more_is_let_go(path: str) -> None:
+    """Whoever got the error may never close the store; HDF5 would at the end, when Python is no more, and crash."""
+    store = make(path)
+    store.put("x", np.zeros(3, np.float32), FLOAT32)
+    store.sync()
+    os.rename(path, path + ".moved")
+    store.put("y", np.zeros(3, np.float32), FLOAT32)
+    for _ in range(2):
+        with pytest.raises(StoreError, match="could not be written"):
+            store.sync()
+    with h5py.File(path + ".moved", "r+") as file:  # no lock is left
+        assert list(file["tensors"]) == ["x"]
+    store.close()
 
 
 def test_replaced_documents_leave_no_room_behind(path: str) -> None:
