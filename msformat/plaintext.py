@@ -36,5 +36,16 @@ def shortened(text: str, most: int) -> str:
 
 
 def uncalculated(text: str) -> str:
-    """Text for a cell of CSV; what a spreadsheet would calculate (``=cmd|…``) begins with ``'``, which it hides."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    """Text for a cell of CSV; what a spreadsheet would calculate (``=cmd|…``) begins with ``'``, which it hides.
+
+    Numbers stay, also those that strict JSON has as text (``-Infinity``).
+    """
+    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

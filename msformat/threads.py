@@ -35,9 +35,12 @@ def submit_or_run(pool: ThreadPoolExecutor, job: Callable[[], T]) -> Future[T]:
             done.set_result(result)
 
     try:
-        pool.submit(run)
+        queued = pool.submit(run)
     except RuntimeError:
         run()
+    else:
+        # A pool that ends drops what it has not begun; whoever waits for it must not wait for ever.
+        queued.add_done_callback(lambda queued: done.cancel() if queued.cancelled() else None)
     return done
 
 

@@ -16,6 +16,7 @@ from msformat.cli import main
 from msformat.compare.values import PairMeasure
 from msformat.credentials import hide_credentials
 from msformat.errors import MsformatError, TensorNotFoundError, UnsafeInputError
+from msformat.filesystem import LocalFileSystem
 from msformat.journal import read_journal
 from msformat.pages.histogram import histogram
 from msformat.replay import replay
@@ -167,6 +168,19 @@ def test_formulas_stay_text(tmp_path: Path) -> None:
         assert [cell for cell in cells if cell.startswith(f"'{FORMULAS[0]}")]
 
 
+def test_numbers_stay_numbers(tmp_path: Path) -> None:
+    """Strict JSON has infinities as text, and negative ones begin as a formula does; so may a name."""
+    good_unit(tmp_path / "a/step0/rank0", {"-1.5": entry("x.npy", Max="-Infinity", Min=-1.5, Mean="NaN", Norm="-0.0")})
+    good_unit(tmp_path / "b/step0/rank0")
+    main(["table", str(tmp_path / "a"), "--csv", str(tmp_path / "t.csv")])
+    main(["diff", *(str(tmp_path / side) for side in "ab"), "--csv", str(tmp_path / "d.csv"), "--quiet"])
+    for name in ("t.csv", "d.csv"):
+        with (tmp_path / name).open(encoding="utf-8-sig", newline="") as stream:
+            cells = [cell for row in csv.reader(stream) for cell in row]
+        assert {"-1.5", "-Infinity", "NaN", "-0.0"} <= set(cells)
+        assert not {"'-1.5", "'-Infinity", "'-0.0"} & set(cells)
+
+
 def test_formulas_in_a_workbook_are_texts(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     good_unit(tmp_path / "a/step0/rank0", {text: entry("x.npy", dtype=text) for text in FORMULAS})
@@ -219,10 +233,16 @@ def test_documents_full_of_holes(tmp_path: Path, name: str, start: bytes, capsys
         np.testing.assert_array_equal(dump[1][GOOD].tensors[0].numpy(), VALUES)
 
 
-def test_a_large_document_without_holes_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [None, 512])
+def test_a_large_document_without_holes_is_read(
+    tmp_path: Path, said: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the system says some seconds late that it takes more than a block (ZFS)."""
     good_unit(tmp_path / "step0/rank0")
     path = tmp_path / "step0/rank0/dump.json"
     path.write_bytes(b" " * (70 << 20) + path.read_bytes())
+    if said is not None:
+        monkeypatch.setattr(LocalFileSystem, "stored_size", lambda *_: said)
     assert msformat.open(tmp_path)[0][GOOD].tensors[0].shape == (3,)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -109,3 +109,21 @@ def test_what_a_pool_took_although_it_has_no_thread_is_done_once(monkeypatch: py
             submit_or_run(pool, lambda: ran.append(1)).result()
         submit_or_run(pool, lambda: ran.append(2)).result()
     assert ran == [1, 2]
+
+
+def test_what_a_pool_drops_is_not_waited_for() -> None:
+    started, go_on = threading.Event(), threading.Event()
+    pool = ThreadPoolExecutor(1)
+
+    def job() -> bool:
+        started.set()
+        return go_on.wait(60)
+
+    first = submit_or_run(pool, job)
+    second = submit_or_run(pool, lambda: 1)
+    assert started.wait(60)
+    pool.shutdown(wait=False, cancel_futures=True)
+    go_on.set()
+    assert first.result(60) is True
+    with pytest.raises(CancelledError):
+        second.result(60)
