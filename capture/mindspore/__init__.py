@@ -21,6 +21,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from msformat import BackendMissingError
+
+try:
+    import mindspore  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "mindspore":
+        raise
+    raise BackendMissingError("mindspore", "mindspore", "capture.mindspore") from error
+
 from capture.errors import CaptureError
 from capture.mindspore.callbacks import MsprobeInitStep, MsprobeStep
 from capture.mindspore.debugger import PrecisionDebugger

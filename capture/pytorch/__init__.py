@@ -17,6 +17,15 @@ Importing has no side effect; functions of torch are wrapped between ``start`` a
 
 from __future__ import annotations
 
+from msformat import BackendMissingError
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise BackendMissingError("torch", "torch", "capture.pytorch") from error
+
 from capture.errors import CaptureError
 from capture.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
 from capture.pytorch.seed import seed_all

@@ -15,7 +15,7 @@ import sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in {blocked!r}:
-            raise ImportError("not installed: " + name)
+            raise ModuleNotFoundError("not installed: " + name, name=name)
 
 sys.meta_path.insert(0, Refuse())
 """
@@ -82,6 +82,13 @@ sys.exit(main(["convert", sys.argv[1], sys.argv[2]]))
     assert missing in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("package", "framework"), [("pytorch", "torch"), ("mindspore", "mindspore")])
+def test_a_missing_framework_is_named_with_its_extra(package: str, framework: str) -> None:
+    done = run(f"import capture.{package}")
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith(f"{framework}, which is not installed: pip install 'msformat[{framework}]'")
 
 
 def test_a_missing_dask_is_named_with_its_extra(golden: Callable[[str], Path]) -> None:
