@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -106,7 +107,7 @@ def make_directories(path: str | os.PathLike[str], *, fsync: bool = True) -> Non
     ``fsync``: their names are on disk then. Otherwise what is promised inside is lost with them when the power is.
     """
     place = Path(path)
-    missing = [each for each in (place, *place.parents) if not each.exists()]
+    missing = list(takewhile(lambda each: not each.exists(), (place, *place.parents)))
     place.mkdir(parents=True, exist_ok=True)
     if fsync:
         fsync_directories(dict.fromkeys(str(each.parent) for each in missing), threads=False)

@@ -36,6 +36,7 @@ __all__ = [
     "check_relation",
     "check_state",
     "exclusive",
+    "holds_units",
     "install",
     "leftovers",
     "make_parents",
@@ -179,11 +180,12 @@ def check_state(destination: Destination, *, overwrite: bool, resume: bool) -> N
         raise StoreError(f"{path}: is a symbolic link; name the file it leads to")
     if destination.single and os.path.isdir(path) != (destination.backend == "zarr"):
         raise StoreError(f"{path}: is no {destination.backend} store; nothing was touched")
-    if not _holds_units(destination):
+    if not holds_units(destination):
         raise StoreError(f"{path}: holds no dump, so nothing there is replaced; choose another destination")
 
 
-def _holds_units(destination: Destination) -> bool:
+def holds_units(destination: Destination) -> bool:
+    """Whether a dump as we would write it stands at the destination."""
     try:
         units, _ = find_units(destination.path)
     except (StoreError, ValueError):

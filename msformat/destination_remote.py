@@ -15,10 +15,9 @@ from pathlib import PurePosixPath
 
 from msformat.atomic import is_temporary, temporary_sibling
 from msformat.credentials import hide_credentials
-from msformat.destination import SKELETON, Destination, suffix_backend, unit_files, zarr_files
+from msformat.destination import SKELETON, Destination, holds_units, suffix_backend, unit_files, zarr_files
 from msformat.errors import StoreError, UnsafeInputError
 from msformat.filesystem import Item, RemoteFileSystem, is_url, join, open_remote
-from msformat.layout import find_units
 from msformat.stores.uploads import Uploads
 from msformat.unitfiles import MARKER, backend_of, is_marked, without_special
 
@@ -94,18 +93,8 @@ def check_remote_state(destination: Destination, *, overwrite: bool, resume: boo
         )
     if (kind == "file") != (destination.single and destination.backend == "hdf5"):
         raise StoreError(f"{where}: is no {destination.backend} store; nothing was touched")
-    if not _holds_units(destination):
+    if not holds_units(destination):
         raise StoreError(f"{where}: holds no dump, so nothing there is replaced; choose another destination")
-
-
-def _holds_units(destination: Destination) -> bool:
-    try:
-        units, _ = find_units(destination.path)
-    except (StoreError, ValueError):
-        return False
-    if destination.single:
-        return any(unit.directory is None for unit in units)
-    return any(unit.directory == destination.unit_directory(unit.key.path) for unit in units)
 
 
 def _is_vacant(fs: RemoteFileSystem, path: str) -> bool:

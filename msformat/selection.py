@@ -40,10 +40,6 @@ class Region:
         """Apply ``post``; a 0-d result stays an array."""
         return np.asarray(read[self.post])
 
-    def covers(self, shape: tuple[int, ...]) -> bool:
-        """Whether ``slices`` take everything."""
-        return self.shape == tuple(shape)
-
 
 def plan_selection(selection: Selection, shape: tuple[int, ...]) -> Region:
     """Split basic indexing of an array of ``shape``.
