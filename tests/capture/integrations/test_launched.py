@@ -139,6 +139,9 @@ HUGGINGFACE = """
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
     {imports}
 
+    if not hasattr(torch.cpu, "set_device"):
+        torch.cpu.set_device = lambda device: None  # PyTorch 2.1 lacks what accelerate calls on processors
+
     def collate(rows):
         return {{name: torch.stack([row[name] for row in rows]) for name in rows[0]}}
 
