@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from msformat.atomic import make_directories
 from msformat.dtypes import DType
 from msformat.errors import DTypeError, FormatError, KeyExistsError, StoreError
+from msformat.filesystem import is_url
 from msformat.finish import (
     CONTAINERS,
     DATA_DIRECTORY,
@@ -77,7 +78,7 @@ class DumpWriter:
     Raises
     ------
     StoreError
-        The directory holds a dump, or is being written by another process; or there is no such store.
+        The directory is a URL, holds a dump, or is being written by another process; or there is no such store.
     SchemaError
         The header is not what the format says.
     """
@@ -93,7 +94,9 @@ class DumpWriter:
         sync_entries: int = 64,
         sync_bytes: int = 64 << 20,
     ) -> None:
-        self.unit_dir = os.fspath(unit_dir)
+        if is_url(os.fspath(unit_dir)):
+            raise StoreError(f"{os.fspath(unit_dir)}: a dump is written to a directory; convert takes it to a URL")
+        self.unit_dir = os.path.abspath(unit_dir)  # the program may change its directory meanwhile
         self.header = header
         self.backend = backend
         self.document = document

@@ -530,6 +530,29 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_relative_directory_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+    writer = DumpWriter("step0", HEADER, backend=backend)
+    put(writer, step(1, 0))
+    monkeypatch.chdir(elsewhere)
+    put(writer, step(1, 1))
+    writer.finish()
+    assert list(json.loads(documents(tmp_path / "step0", backend)["dump.json"])["data"]) == [
+        step(1, number).key for number in range(2)
+    ]
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_url_is_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=r"s3://bucket/step0: .* convert"):
+        DumpWriter("s3://bucket/step0", HEADER)
+    assert not any(tmp_path.iterdir())
+
+
 def test_options_reach_the_store(tmp_path: Path) -> None:
     with DumpWriter(tmp_path, HEADER, options=StoreOptions(links=False)) as writer:
         for name in ("a.0.debug.npy", "b.0.debug.npy"):
