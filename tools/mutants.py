@@ -240,6 +240,14 @@ MUTANTS = (
         "security/test_pt_attacks.py::test_overlapping_members",
     ),
     _mutant(
+        "a pickle names nothing but what tensors need",
+        "any name is taken",
+        "msformat/stores/ptpickle.py",
+        "if name not in _ALLOWED:",
+        "if False:",
+        "security/test_pt_attacks.py::test_a_name_that_is_only_dropped_is_refused_too",
+    ),
+    _mutant(
         "a pickle has no opcodes but those of tensors",
         "others are skipped",
         "msformat/stores/ptpickle.py",

@@ -120,6 +120,11 @@ def test_names_near_the_allowed_ones(name: str, open_pickle: Callable[..., Any])
         open_pickle(f"\x80\x02c{module}\n{attribute}\n".encode("latin-1") + _plain(("x",)) + b"R.")
 
 
+def test_a_name_that_is_only_dropped_is_refused_too(open_pickle: Callable[..., Any]) -> None:
+    with pytest.raises(UnsafeInputError, match=r"names 'posix\.system'"):
+        open_pickle(b"\x80\x02cposix\nsystem\n0" + tensor_pickle()[2:])
+
+
 def test_an_allowed_name_is_never_called(open_pickle: Callable[..., Any]) -> None:
     for body in (
         b"ctorch\nFloatStorage\n" + _plain((1 << 40,)) + b"R.",
