@@ -266,8 +266,7 @@ def write_store(
             raise StoreError(f"{location}: an earlier run wrote other content there")
         # The order of a finished dump: a document never names a tensor that is not safe.
         target.sync()
-        for document, data in plan.documents.items():
-            target.put_document(document, data)
+        target.put_documents(plan.documents)
         put_document_columns(target, plan.documents)
     report = _report_of(job, plan, done)
     if job.verify:
