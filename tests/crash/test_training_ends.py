@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import msformat
-from tests.crash.test_capture_training import AT_RISK
-from tests.crash.workload import BACKENDS
+from tests.crash.workload import AT_RISK, BACKENDS
 from tests.judges import judge
 
 torch = judge("torch")

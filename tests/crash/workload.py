@@ -15,6 +15,8 @@ from msformat.writer import DumpWriter
 
 HEADER = Header("tensor", "L1", "pytorch")
 BACKENDS = ("files", "hdf5", "zarr")
+# Entries that capture may not have in the journal yet: a batch that is being filled, and one that is not committed.
+AT_RISK = 48 + 128
 _DTYPES = ("float32", "bfloat16", "int64", "float16", "bool", "float8_e4m3fn")
 _SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (4, 5), (0, 2), (64, 33), (300, 101))
 

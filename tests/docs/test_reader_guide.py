@@ -21,6 +21,7 @@ def my_dump(golden: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_guide(my_dump: None) -> None:
+    pytest.importorskip("torch")
     failed, tried = doctest.testfile(str(GUIDE), module_relative=False, optionflags=OPTIONS, encoding="utf-8")
     assert tried > 20
     assert failed == 0
@@ -28,6 +29,8 @@ def test_the_guide(my_dump: None) -> None:
 
 @pytest.mark.parametrize("module", ["reader", "unit", "entries", "table", "interop"])
 def test_docstrings(my_dump: None, module: str) -> None:
+    if module == "interop":
+        pytest.importorskip("torch")
     failed, tried = doctest.testmod(import_module(f"msformat.{module}"), optionflags=OPTIONS)
     assert tried > 0
     assert failed == 0

@@ -39,7 +39,7 @@ _json = st.recursive(
 def _bits(dtype: DType, shape: tuple[int, ...], seed: int) -> NDArray[Any]:
     bits = random_bits(dtype, shape, seed)
     # Characters outside Unicode are no text in any program.
-    return bits % 128 if dtype.name.startswith("<U") else bits
+    return bits % bits.dtype.type(128) if dtype.name.startswith("<U") else bits
 
 
 def _document(tensors: dict[str, Any], extra: Any) -> bytes:

@@ -12,7 +12,10 @@ import pytest
 from msformat import room
 from msformat.cli import main
 from msformat.errors import UnsafeInputError
+from tests.judges import judge
 from tests.small_dumps import write_tree
+
+zarr = judge("zarr")
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
@@ -43,8 +46,6 @@ def blanks(container: Path, count: int) -> None:
             for start in range(0, count, 1 << 20):
                 made[start : start + (1 << 20)] = piece[: count - start]
         return
-    import zarr
-
     group = zarr.open_group(container, path=unit)
     array = group.create_array(
         "dump.json", shape=(count,), chunks=(min(count, 8 << 20),), dtype="u1", overwrite=True,

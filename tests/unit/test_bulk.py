@@ -15,12 +15,12 @@ import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
-from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 import msformat
 from msformat.bulk import _BATCH
 from msformat.convert import ConvertOptions, convert
+from tests.local_urls import LocalUrls
 from tests.small_dumps import record, write_unit
 
 KINDS = ("npy", "pt", "h5", "zarr")
@@ -28,7 +28,7 @@ COUNT = 60
 LARGE = "Functional.large.0.forward.output.0"
 
 
-class Watched(LocalFileSystem):  # type: ignore[misc] # fsspec has no types
+class Watched(LocalUrls):
     """Local files as if they were far away: requests take time, and how many run at once is counted."""
 
     protocol = "watched"

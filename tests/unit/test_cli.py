@@ -15,7 +15,10 @@ import pytest
 from rich.console import Console
 
 from msformat.cli import main
+from tests.judges import judge
 from tests.small_dumps import FRAMES, HEADER, write_document, write_unit
+
+torch = judge("torch")
 
 NAME = "torch_8.1.0_L0_tensor"
 KEY = "Module.norm.LayerNorm.forward.0"
@@ -76,8 +79,6 @@ def test_show_an_entry_and_a_tensor(dump: Path, capsys: pytest.CaptureFixture[st
     assert shown["value"] == json.loads((dump / "step0/rank/dump.json").read_text())["data"][KEY]
     assert "train.py" in " ".join(shown["stack"])
     code, out, _ = run(capsys, "show", dump, f"{KEY}.output.0.pt", "--steps", "0", "--json")
-    import torch
-
     tensor = torch.load(dump / "step0/rank/dump_tensor_data" / f"{KEY}.output.0.pt")
     assert json.loads(out)["values"] == tensor.flatten()[:64].tolist()
     code, out, _ = run(capsys, "show", dump, KEY, "--steps", "0")

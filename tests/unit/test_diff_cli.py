@@ -14,14 +14,16 @@ import numpy as np
 import openpyxl
 import pyarrow.parquet
 import pytest
-import torch
 
 import msformat
 from msformat.cli import main
 from msformat.compare.export import write_result
 from msformat.compare.rows import COLUMNS, columns_of
+from tests.judges import judge
 from tests.small_dumps import HEADER, record, temporaries, write_document, write_unit
 from tests.unit.test_diff_values import described
+
+torch = judge("torch")
 
 HOSTILE = "=HYPERLINK(\x1b[31m).0.forward"
 

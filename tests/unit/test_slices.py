@@ -20,11 +20,12 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
-import zarr
-from fsspec.implementations.local import LocalFileSystem
 
 from msformat.stores.registry import open_store
 from tests.judges import judge
+from tests.local_urls import LocalUrls
+
+zarr = judge("zarr")
 
 SHAPE = (1 << 13, 1 << 12)  # of float32: 128 MiB; 2 GiB in tools/bench_read.py
 CHUNK = (1 << 10, 1 << 12)
@@ -55,7 +56,7 @@ PlaceOf: TypeAlias = "Callable[[str], Path]"
 opened: list[io.FileIO] = []
 
 
-class Counted(LocalFileSystem):  # type: ignore[misc] # fsspec has no types
+class Counted(LocalUrls):
     """Local files behind a protocol of their own; bytes that leave them are counted."""
 
     protocol = "counted"
@@ -92,7 +93,7 @@ def place_of(tmp_path_factory: pytest.TempPathFactory) -> PlaceOf:
 
     @cache
     def place_of(kind: str) -> Path:
-        (root / kind).mkdir()
+        (root / kind).mkdir(exist_ok=True)
         write = {"npy": _write_npy, "pt": _write_pt, "hdf5": _write_hdf5, "zarr": _write_zarr}[kind]
         write(root / kind / "large", SHAPE)
         write(root / kind / "small", CHUNK)
@@ -111,9 +112,9 @@ def _write_npy(place: Path, shape: tuple[int, int]) -> None:
 def _write_pt(place: Path, shape: tuple[int, int]) -> None:
     """``torch.save`` of a few values, with a hole put into the zip where its storage is."""
     torch = judge("torch")
-    (place / "dump_tensor_data").mkdir(parents=True)
     values = torch.zeros(shape)
     values[ROW % shape[0], 5] = MARK
+    (place / "dump_tensor_data").mkdir(parents=True)
     with (place / "dump_tensor_data" / "x.pt").open("wb") as file:
         torch.save(values, _Holes(file))
 
