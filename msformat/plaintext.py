@@ -6,7 +6,7 @@ import unicodedata
 
 from msformat.credentials import hide_credentials
 
-__all__ = ["plain", "shortened", "uncalculated"]
+__all__ = ["csv_text", "plain", "shortened"]
 
 _URL = 4096
 # What a spreadsheet takes for the beginning of a formula; the last four are as wide as Chinese characters.
@@ -35,11 +35,13 @@ def shortened(text: str, most: int) -> str:
     return plain(text)
 
 
-def uncalculated(text: str) -> str:
+def csv_text(text: str) -> str:
     """Text for a cell of CSV; what a spreadsheet would calculate (``=cmd|…``) begins with ``'``, which it hides.
 
-    Numbers stay, also those that strict JSON has as text (``-Infinity``).
+    Numbers stay, also those that strict JSON has as text (``-Infinity``). NUL, which ends a text for many readers, and
+    which Python 3.10 neither writes nor reads, is spelled ``\\x00``.
     """
+    text = text.replace("\0", "\\x00")
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
 
 

@@ -19,7 +19,7 @@ from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn
 from msformat.extras import optional
 from msformat.htmlview import table_html
 from msformat.model import STATISTICS
-from msformat.plaintext import uncalculated
+from msformat.plaintext import csv_text
 
 if TYPE_CHECKING:
     from msformat.entries import Tensor
@@ -261,7 +261,7 @@ def _cells(name: str, column: NDArray[Any]) -> Iterable[Any]:
 
 def _plain_cell(value: Any) -> Any:
     if isinstance(value, str):
-        return uncalculated(value)
+        return csv_text(value)
     return ("true" if value else "false") if isinstance(value, bool) else value
 
 
@@ -270,7 +270,7 @@ def _spelled(value: Any) -> Any:
     if type(value) is float and math.isfinite(value):
         return value
     if isinstance(value, str):
-        return uncalculated(value)
+        return csv_text(value)
     return json.dumps(value) if value is None or isinstance(value, (bool, float)) else value
 
 

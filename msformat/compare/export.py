@@ -20,7 +20,7 @@ from msformat.compare.model import DiffResult
 from msformat.compare.rows import NUMBERS, columns_of, kind_of, rows_of
 from msformat.errors import FormatError
 from msformat.extras import optional
-from msformat.plaintext import uncalculated
+from msformat.plaintext import csv_text
 
 __all__ = ["FORMATS", "write_csv", "write_json", "write_parquet", "write_result", "write_xlsx", "writer_for"]
 
@@ -76,7 +76,7 @@ def write_csv(result: DiffResult, path: str | os.PathLike[str]) -> None:
 
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, str):
-        return uncalculated(value)
+        return csv_text(value)
     return _spelled(value)
 
 

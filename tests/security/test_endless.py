@@ -181,6 +181,17 @@ def test_numbers_stay_numbers(tmp_path: Path) -> None:
         assert not {"'-1.5", "'-Infinity", "'-0.0"} & set(cells)
 
 
+def test_a_nul_is_spelled(tmp_path: Path) -> None:
+    good_unit(tmp_path / "a/step0/rank0", {"a\0b": entry("x.npy", md5="c\0")})
+    good_unit(tmp_path / "b/step0/rank0")
+    main(["table", str(tmp_path / "a"), "--csv", str(tmp_path / "t.csv")])
+    main(["diff", *(str(tmp_path / side) for side in "ab"), "--csv", str(tmp_path / "d.csv"), "--quiet"])
+    for name in ("t.csv", "d.csv"):
+        text = (tmp_path / name).read_text("utf-8-sig")
+        assert "a\\x00b" in text
+        assert "\0" not in text
+
+
 def test_formulas_in_a_workbook_are_texts(tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     good_unit(tmp_path / "a/step0/rank0", {text: entry("x.npy", dtype=text) for text in FORMULAS})
