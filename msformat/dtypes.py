@@ -216,7 +216,8 @@ def _build_table() -> dict[str, DType]:
 _TABLE = _build_table()
 _BY_NUMPY = {entry.numpy: entry for entry in _TABLE.values() if entry.name not in _OPAQUE}
 _BY_LOWER_MINDSPORE = {spelling.lower(): name for name, spelling in _MINDSPORE.items()}
-_NUMPY_SPELLING = re.compile(r"[<>|=]?[A-Za-z][A-Za-z0-9_]{0,30}(\[[A-Za-z0-9]{1,8}\])?")
+# numpy 1 takes lengths modulo 2**32: with ten digits one could be anything.
+_NUMPY_SPELLING = re.compile(r"(?!.*\d{10})[<>|=]?[A-Za-z][A-Za-z0-9_]{0,30}(\[[A-Za-z0-9]{1,8}\])?")
 _PREFIXES = ("torch.", "mindspore.", "numpy.", "np.", "ml_dtypes.")
 
 
@@ -285,8 +286,9 @@ def _exotic(name: str) -> DType:
         raise DTypeError(f"unknown element type {name!r}") from error
     if dtype.hasobject:
         raise DTypeError(f"element type {name!r} holds Python objects, which only pickle can read: refused")
-    if dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
-        raise DTypeError(f"element type {name!r} is structured or empty: not kept")
+    # numpy 1 makes negative lengths of those beyond 2**31.
+    if dtype.names is not None or dtype.subdtype is not None or dtype.itemsize <= 0:
+        raise DTypeError(f"element type {name!r} is structured, empty or too long: not kept")
     if dtype.str != name:
         raise DTypeError(f"unknown element type {name!r}; did you mean {dtype.str!r}?")
     if dtype.itemsize in (1, 2, 4, 8):
