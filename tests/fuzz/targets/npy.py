@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from tokenize import TokenError
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _check_numpy(path: Path, bits: bytes, dtype: DType, shape: tuple[int, ...]) 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             theirs = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError, TypeError, SyntaxError, KeyError, OverflowError, RecursionError):
+    except (ValueError, OSError, EOFError, TypeError, SyntaxError, KeyError, OverflowError, RecursionError, TokenError):
         return
     assert theirs.shape == shape
     if dtype.is_native:
