@@ -25,7 +25,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from msformat.cli.tables import print_table
-from tools.matrix_rows import ROOT, ROWS, Row, declared, requirements
+from tools.matrix_rows import NOWHERE, ROOT, ROWS, Row, declared, requirements
 from tools.packing import build_sdist, build_wheel
 from tools.report import markdown_table, replace_tables
 
@@ -52,7 +52,7 @@ class Result:
     def unexpected(self) -> set[str]:
         """Libraries that tests missed and the row should have."""
         found = {_missing_library(reason) for reason in self.skipped}
-        return {name for name in found if name and name not in self.row.absent}
+        return {name for name in found if name and name not in self.row.absent | NOWHERE}
 
     @property
     def verdict(self) -> str:

@@ -14,7 +14,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pytest brings it
 
-__all__ = ["ROOT", "ROWS", "Row", "declared", "minima", "requirements"]
+__all__ = ["NOWHERE", "ROOT", "ROWS", "Row", "declared", "minima", "requirements"]
 
 ROOT = Path(__file__).resolve().parents[1]
 # Extras that bring a framework: only a row that names them has them.
@@ -66,6 +66,8 @@ OLD_WARNINGS = ("-W", "ignore:`product` is deprecated:DeprecationWarning")
 OLD_TRAINERS = ("pytorch-lightning==2.1.0", "setuptools<81")
 PKG_RESOURCES = ("-W", "ignore:pkg_resources is deprecated", "-W", "ignore:Deprecated call to `pkg_resources")
 INSTALLED = ("tests/installed",)
+# What no row has: its tests have an environment of their own.
+NOWHERE = frozenset({"mindspore"})
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def _put(path: str, backend: str, name: str, data: bytes) -> None:
         return
     group: Any = zarr.open_group(path, mode="r+")["step0/rank/documents"]
     del group[name]
-    group.create_array(name, data=np.frombuffer(data, np.uint8))
+    group.create_array(name, shape=(len(data),), dtype="u1")[:] = np.frombuffer(data, np.uint8)
 
 
 def _problems(path: str) -> str:
