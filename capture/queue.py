@@ -1,8 +1,10 @@
 """One thread that writes for a training that does not want to wait: jobs in order, bounded by the bytes they hold.
 
 A training thread may be interrupted anywhere (Ctrl-C, a signal handler, a garbage collection that runs user code) and
-may be forked anywhere. What is shared is therefore a ``SimpleQueue``, whose ``put`` may interrupt itself, and one
-re-entrant lock around a few additions; whoever waits, waits on a lock of its own.
+may be forked anywhere. Python 3.10 calls signal handlers between any two instructions, so that one may find its own
+thread in the middle of a submit, and wait there. Threads that submit therefore share a ``SimpleQueue``, whose ``put``
+may interrupt itself, and a re-entrant lock, which the writing thread never takes: it goes on whatever they do. Each
+count is changed by one side alone, and whoever waits, waits on a lock of its own.
 """
 
 from __future__ import annotations
@@ -44,14 +46,10 @@ class WriteQueue:
         self.max_bytes = max_bytes
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[tuple[Job, int]] = queue.SimpleQueue()
-        # No block under this lock calls anything: an interrupt or a signal handler never finds it taken by its own
-        # thread, and never ends a block halfway.
+        # Among those who submit. Bytes that came from them; from jobs; and that are done.
         self._lock = threading.RLock()
-        self._bytes = 0
-        self._open_jobs = 0
-        self._is_closed = False
-        # Threads between counting a job and queueing it. A signal handler that runs there must not wait for that job.
-        self._offering: set[int] = set()
+        self._offered_bytes = self._inner_bytes = self._done_bytes = 0
+        self._is_closed = self._is_ending = False
         self._gates: deque[threading.Lock] = deque()
         self._serving = threading.Lock()
         self._thread: int | None = None
@@ -61,7 +59,8 @@ class WriteQueue:
     @property
     def waiting_bytes(self) -> int:
         """Bytes of jobs that are not done yet, the one being run included."""
-        return self._bytes
+        # A job may be done before its submit has counted it.
+        return max(0, self._offered_bytes + self._inner_bytes - self._done_bytes)
 
     def submit(self, job: Job, nbytes: int = 0) -> None:
         """Have a job run after all earlier ones; block until there is room for its bytes.
@@ -106,7 +105,7 @@ class WriteQueue:
         bool
             Whether it is done. In a job or a forked child, which cannot wait: True at once.
         """
-        if os.getpid() != self._pid or self._is_own_thread() or not self._open_jobs:
+        if os.getpid() != self._pid or self._is_own_thread() or (self._thread is None and self._jobs.empty()):
             return True
         gate = _shut_gate()
         if not self._offer(gate.release):
@@ -118,42 +117,75 @@ class WriteQueue:
         """Do what is left, then end the thread. A job that closes does not wait; closing twice is fine."""
         if os.getpid() != self._pid or self._has_ended:
             return
-        self._offer(_nothing, ending=True)
+        is_nested = self._is_submitting()
+        self._shut()
         self._start()
-        if not self._is_own_thread() and threading.get_ident() not in self._offering:
+        if not self._is_own_thread() and not is_nested:
             with self._end:
                 pass
 
     # --- the threads that submit -------------------------------------------------------------------------------------
 
-    def _offer(self, job: Job, nbytes: int = 0, *, anyway: bool = False, ending: bool = False) -> bool:
-        """Queue the job, if there is room and the queue is open. What was counted is queued, whatever interrupts."""
-        me = threading.get_ident()
-        is_nested, is_taken = me in self._offering, False
-        anyway = anyway or not nbytes or is_nested or me == self._thread
-        try:
-            self._offering.add(me)
-            with self._lock:
-                if not self._is_closed and (anyway or not self._bytes or self._bytes + nbytes <= self.max_bytes):
-                    self._bytes += nbytes
-                    self._open_jobs += 1
-                    self._is_closed = ending
-                    is_taken = True
-        finally:
+    def _offer(self, job: Job, nbytes: int = 0, *, anyway: bool = False) -> bool:
+        """Queue the job, if there is room and the queue is open. What is queued is done, whatever interrupts."""
+        if self._is_own_thread():  # not behind the lock: who has it may be waiting for this thread
+            return self._offer_from_job(job, nbytes)
+        # A signal handler in the middle of the block below is not counted: both would change the same number.
+        is_nested = self._is_submitting()
+        nbytes = 0 if is_nested else nbytes
+        with self._lock:
             try:
-                if is_taken:
-                    self._jobs.put((job, nbytes))
+                if self._is_closed or (nbytes and not anyway and self._has_no_room(nbytes)):
+                    return False
+                # An interrupt right behind it leaves the job uncounted, and never a count without a job.
+                self._jobs.put((job, nbytes))
+                self._offered_bytes += nbytes
+                return True
             finally:
-                if not is_nested:
-                    self._offering.discard(me)
-        return is_taken
+                self._put_end(is_nested=is_nested)
+
+    def _offer_from_job(self, job: Job, nbytes: int) -> bool:
+        if self._is_closed:
+            return False
+        self._inner_bytes += nbytes
+        self._jobs.put((job, nbytes))
+        return True
+
+    def _shut(self) -> None:
+        if self._is_own_thread():
+            self._is_closed = True
+            if self._lock.acquire(blocking=False):  # whoever has it puts the end behind its own job
+                self._put_end(is_nested=False)
+                self._lock.release()
+            return
+        is_nested = self._is_submitting()
+        with self._lock:
+            try:
+                self._is_closed = True
+            finally:
+                self._put_end(is_nested=is_nested)
+
+    def _put_end(self, *, is_nested: bool) -> None:
+        """Behind the last job. A signal handler leaves it to what it found, which may be about to queue a job."""
+        if self._is_closed and not is_nested and not self._has_ended:
+            self._jobs.put((_end_of_jobs, 0))
+
+    def _is_submitting(self) -> bool:
+        """Whether this thread is in the middle of a submit, and what runs is a signal handler or a finalizer."""
+        # threading.Condition asks the same.
+        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]
+        return is_owned
+
+    def _has_no_room(self, nbytes: int) -> bool:
+        waiting = self.waiting_bytes
+        return waiting > 0 and waiting + nbytes > self.max_bytes
 
     def _wait_for_change(self, nbytes: int) -> None:
         """Sleep until a job is done."""
         gate = _shut_gate()
         self._gates.append(gate)
         # The last job may have ended before its thread could see the gate.
-        if self._bytes and self._bytes + nbytes > self.max_bytes:
+        if self._has_no_room(nbytes):
             gate.acquire()
 
     def _is_own_thread(self) -> bool:
@@ -198,18 +230,15 @@ class WriteQueue:
             job, nbytes = self._jobs.get(block)
         except queue.Empty:
             return False
+        # What jobs have submitted may stand behind the end.
+        self._is_ending = self._is_ending or job is _end_of_jobs
         try:
             job()
         except BaseException:  # noqa: BLE001 (the thread must outlive whatever a job does)
             _log.exception("a job of the writing thread failed")
         del job  # its memory goes before its bytes count as free
-        return self._count_done(nbytes)
-
-    def _count_done(self, nbytes: int) -> bool:
-        with self._lock:
-            self._bytes -= nbytes
-            self._open_jobs -= 1
-            self._has_ended = self._is_closed and not self._open_jobs
+        self._done_bytes += nbytes
+        self._has_ended = self._is_ending and self._jobs.empty()
         while self._gates:
             self._gates.popleft().release()
         if self._has_ended:
@@ -228,8 +257,8 @@ def _yield_to_training() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-def _nothing() -> None:
-    """Wake the thread up, which looks whether it may go."""
+def _end_of_jobs() -> None:
+    """The last job, behind which only jobs of jobs stand."""
 
 
 def _shut_gate() -> threading.Lock:
