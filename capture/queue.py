@@ -17,6 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 
 __all__ = ["Job", "WriteQueue"]
 
@@ -172,9 +173,17 @@ class WriteQueue:
 
     def _is_submitting(self) -> bool:
         """Whether this thread is in the middle of a submit, and what runs is a signal handler or a finalizer."""
-        # threading.Condition asks the same.
-        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]
-        return is_owned
+        is_owned: bool = self._lock._is_owned()  # type: ignore[attr-defined] # threading.Condition asks it, too
+        if not is_owned:
+            return False
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None:
+            if frame.f_code in _LOCKING:
+                return True
+            frame = frame.f_back
+        # Python 3.10 may be interrupted between the end of a block and the release of its lock.
+        self._lock.release()
+        return False
 
     def _has_no_room(self, nbytes: int) -> bool:
         waiting = self.waiting_bytes
@@ -244,6 +253,10 @@ class WriteQueue:
         if self._has_ended:
             self._end.release()
         return not self._has_ended
+
+
+# What holds the lock while it runs.
+_LOCKING = frozenset({WriteQueue._offer.__code__, WriteQueue._shut.__code__})
 
 
 def _yield_to_training() -> None:
