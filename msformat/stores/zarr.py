@@ -209,12 +209,13 @@ class ZarrStore(Store):
         self._raise_first(self._writer.failed())
         self._writer.check_process()
         shape = dtype.logical_shape(bits.shape)
-        content = (xxhash.xxh3_128_digest(byte_view(bits)), bits.itemsize) if self.options.links else None
         if bits.nbytes <= PACK_BELOW or bits.ndim > _ROW_AXES:
-            pack, offset = self._add_to_pack(key, bits, content)
+            pack, offset = self._add_to_pack(key, bits, self._content(bits))
             place = Place(pack=pack, offset=offset, dtype=dtype.name, shape=shape, digest=digest)
         else:
             stack, row = self._stacks.add(dtype, bits)
+            # Only what is one file can share it with others.
+            content = None if stack.cut.layout is None else self._content(bits)
             place = Place(array=stack.node, row=row, dtype=dtype.name, shape=shape, digest=digest)
             self._writer.write(
                 stack.node, bits, stack.encoder, key=key, row=row, cut=stack.cut, owned=owned, content=content
@@ -222,6 +223,9 @@ class ZarrStore(Store):
         self._remember(key, place)
         if self._pack is not None and len(self._pack) >= PACK_BYTES:
             self._seal(wait=False)
+
+    def _content(self, bits: NDArray[Any]) -> Hashable:
+        return (xxhash.xxh3_128_digest(byte_view(bits)), bits.itemsize) if self.options.links else None
 
     def _link(self, key: str, target: str) -> None:
         self._remember(key, self._places[target])
