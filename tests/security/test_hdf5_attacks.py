@@ -353,3 +353,21 @@ def test_a_chunk_too_small_for_its_checksum_is_refused(tmp_path: Path) -> None:
         made.id.write_direct_chunk((2, 0), b"ab")
     with open_store("hdf5", str(path)) as store, pytest.raises(CorruptTensorError, match="has only 2 bytes"):
         store.get("x").bits()
+
+
+def test_members_outside_of_a_compound_type(tmp_path: Path) -> None:
+    """Of HDF5, releases before 2.0 read what lies behind the element; complex numbers are compounds."""
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w", libver="earliest") as file:
+        file["tensors/x"] = np.array([1 + 2j, 3 + 4j], np.complex64)
+        file["tensors/good"] = np.arange(3.0)
+        file.create_group("documents")
+    data = path.read_bytes()
+    # The member's name, padded to eight bytes, and its offset.
+    member = b"i".ljust(8, b"\0") + (4).to_bytes(4, "little")
+    assert data.count(member) == 1
+    path.write_bytes(data.replace(member, member[:8] + (11).to_bytes(4, "little")))
+    with Hdf5Store(str(path)) as store:
+        with pytest.raises((CorruptTensorError, DTypeError), match=r"'x'.*(outside|compound)"):
+            store.get("x").bits()
+        assert store.get("good").bits().tolist() == [0.0, 1.0, 2.0]
