@@ -321,6 +321,8 @@ print("alive", sorted(codes))
 
 def test_r161_fuzzed_files_crash_nothing(tmp_path: Path) -> None:
     """Best effort: HDF5 itself parses the file."""
+    if h5py.version.hdf5_version_tuple < (1, 14):
+        pytest.skip("HDF5 before 1.14 crashes on a header whose link information is damaged")
     write_dump(tmp_path / "d", {"a.0.debug": ramp(3000), "b.0.debug": ramp(3)}, backend="hdf5")
     done = run_python(FUZZ, tmp_path / "d/step0/rank0/dump.h5", 1)
     assert done.returncode == 0, done.stderr[-2000:]
