@@ -61,7 +61,8 @@ class Saver:
         watched = cast("Framework", self._watch)  # it has the four members that a recorder uses
         self._recorder = Recorder(watched, max_depth=recorder.max_depth, on_problem=recorder.on_problem)
         self._wanted = Wanted(statistics=True, data=config.task == "tensor", md5=config.summary_mode == "md5")
-        self._mutex = threading.Lock()
+        # A signal handler that saves may find its own thread in here.
+        self._mutex = threading.RLock()
         self._records: Records | None = None
         self._counts: dict[str, int] = {}
         self._taken: set[str] = set()
@@ -170,7 +171,7 @@ class _Gradients:
         self._saver = saver
         self._number = number
         self._outline = outline
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
         self._expected = 0
         self._times: dict[_Path, int] = {}
         self._passes = [_Pass(saver, records, saver.take_key(name, number), outline)]

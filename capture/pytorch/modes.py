@@ -7,6 +7,7 @@ seen. Functions that no mode sees (``torch.distributed``) are recorded through t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -79,10 +80,15 @@ class EarlyBound(TorchFunctionMode):
         Nothing inside the call is to be named, and without any mode PyTorch does not even ask.
         """
         size = _len_torch_function_stack()
-        if not size or _get_function_stack_at(size - 1) is not self:
+        try:
+            if not size or _get_function_stack_at(size - 1) is not self:
+                return False
+            top = _pop_torch_function_stack()
+        except RuntimeError:  # a signal handler has stopped the capture meanwhile
             return False
-        _pop_torch_function_stack()
-        return True
+        if top is not self:
+            _push_on_torch_function_stack(top)
+        return top is self
 
     def step_back(self) -> None:
         """Return after :meth:`step_aside`, unless the call removed the mode or installed it anew."""
@@ -136,8 +142,10 @@ def _is_operator(api: Api) -> bool:
 def _take_stack() -> list[TorchFunctionMode]:
     """Take all modes off this thread, lowest first, without those of ours that are done."""
     stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    for _ in stack:
-        _pop_mode()  # type: ignore[no-untyped-call]
+    # A signal handler that stops the capture may have taken off some of them by now: it puts back what it finds.
+    with contextlib.suppress(RuntimeError):
+        for _ in stack:
+            _pop_mode()  # type: ignore[no-untyped-call]
     return [mode for mode in stack if not (isinstance(mode, EarlyBound) and not mode.installed)]
 
 

@@ -195,6 +195,7 @@ def test_drain_gives_up_at_its_timeout(queue: WriteQueue) -> None:
 
 def test_a_job_may_submit_beyond_the_bound_drain_and_close(queue: WriteQueue) -> None:
     done: list[int] = []
+    is_over = threading.Event()
 
     def outer() -> None:
         for number in range(5):
@@ -204,8 +205,10 @@ def test_a_job_may_submit_beyond_the_bound_drain_and_close(queue: WriteQueue) ->
         with pytest.raises(RuntimeError):
             queue.submit(lambda: done.append(99))
         done.append(-1)
+        is_over.set()
 
     queue.submit(outer, 90)
+    assert is_over.wait(SOON)
     queue.close()
     assert done == [-1, 0, 1, 2, 3, 4]
 
