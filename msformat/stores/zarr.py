@@ -254,7 +254,7 @@ class ZarrStore(Store):
     def _seal(self, *, wait: bool) -> None:
         """Write the open pack."""
         pack, self._pack = self._pack, None
-        if pack is None:
+        if pack is None or not pack.keys:  # an interrupt may leave an empty one
             return
         content = pack.seal()
         label = pack.keys[0] if len(pack.keys) == 1 else f"{pack.keys[0]} … {pack.keys[-1]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -47,11 +48,16 @@ class Job:
         self.metadata: Callable[[], None] | None = None
         self.content: Hashable = None
         self.done: Future[None] = Future()
+        self._ending = threading.Lock()
 
     @property
     def pieces(self) -> list[Callable[[], None]]:
         """What can be done in any order."""
         return [piece for file in self.files for piece in file.pieces]
+
+    def may_end(self) -> bool:
+        """Whether nobody has asked before: an interrupted thread and a thread of the pool may both want to end it."""
+        return self._ending.acquire(blocking=False)
 
     def finish(self) -> None:
         """What comes after all pieces."""

@@ -260,16 +260,24 @@ class ArrayWriter:
             # One job always may run, however big it is.
             self._changed.wait_for(lambda: self._pending == 0 or self._pending + job.nbytes <= _PENDING_BYTES)
             self._pending += job.nbytes
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-zarr")
-        self._jobs[job.home] = job
-        chunks = [submit_or_run(self._pool, piece) for piece in job.pieces]
-        # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
-        submit_or_run(self._pool, partial(self._finish, job, chunks))
+        chunks: list[Future[None]] = []
+        try:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-zarr")
+            self._jobs[job.home] = job
+            chunks.extend(submit_or_run(self._pool, piece) for piece in job.pieces)
+            # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
+            submit_or_run(self._pool, partial(self._finish, job, chunks))
+        except BaseException as error:  # an interrupt: nobody else may ever end it, and there are those who wait
+            self._finish(job, chunks, error)
+            raise
 
-    def _finish(self, job: Job, chunks: list[Future[None]]) -> None:
+    def _finish(self, job: Job, chunks: list[Future[None]], interrupt: BaseException | None = None) -> None:
+        if not job.may_end():
+            return
         # All of them are waited for: nothing may be written any more once the rest is cleaned up.
-        failures = [error for error in [chunk.exception() for chunk in chunks] if error is not None]
+        errors = [chunk.exception() for chunk in chunks]
+        failures = [error for error in [interrupt, *errors] if error is not None]
         try:
             if failures:
                 raise failures[0]
