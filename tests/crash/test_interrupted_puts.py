@@ -25,7 +25,8 @@ from msformat.stores.registry import open_store
 place, backend, stride = sys.argv[1], sys.argv[2], int(sys.argv[3])
 float32 = dtype_named("float32")
 # Some chunks for threads, and one row of an array.
-before, large, small = (np.random.default_rng(n).random(s, np.float32) for n, s in enumerate([(9, 9), (900, 1000), (99, 99)]))
+rng = np.random.default_rng(0)
+before, large, small = (rng.random(shape, np.float32) for shape in [(9, 9), (900, 1000), (99, 99)])
 
 def trace(frame, event, _):
     global reached
