@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
 from typing import Any, NoReturn
 
 import pytest
 from packaging.version import Version
 
-__all__ = ["judge", "torch_is_before", "torch_types"]
+__all__ = ["judge", "torch_is_before", "torch_saves", "torch_type", "torch_types"]
 
 
 class _Absent:
@@ -52,6 +53,27 @@ def torch_types(*names: str) -> list[Any]:
     """Element types by the names of PyTorch, as far as the installed release has them."""
     torch = judge("torch")
     return [getattr(torch, name) for name in names if hasattr(torch, name)]
+
+
+def torch_type(name: str, *, in_files: bool = False) -> Any:
+    """An element type of PyTorch; skips where the installed release has none of that name, or cannot save it."""
+    torch = judge("torch")
+    if not hasattr(torch, name):
+        pytest.skip(f"PyTorch {torch.__version__} has no {name}")
+    dtype = getattr(torch, name)
+    if in_files and not torch_saves(dtype):
+        pytest.skip(f"PyTorch {torch.__version__} saves no {name}")
+    return dtype
+
+
+def torch_saves(dtype: Any) -> bool:
+    """Whether ``torch.save`` knows an element type: before 2.2 it knew neither float8 nor complex32."""
+    torch = judge("torch")
+    try:
+        torch.save(torch.zeros(1, dtype=torch.uint8).expand(16).clone().view(dtype), io.BytesIO())
+    except (KeyError, RuntimeError):
+        return False
+    return True
 
 
 def torch_is_before(release: str) -> bool:

@@ -62,6 +62,8 @@ WITH_TORCH = (
 )
 # h5py 3.8 asks numpy 1.26 for what that calls deprecated; our tests take every warning for an error.
 OLD_WARNINGS = ("-W", "ignore:`product` is deprecated:DeprecationWarning")
+# PyTorch 2.1 warns of its own storages when it loads a tensor.
+OLD_STORAGES = ("-W", "ignore:TypedStorage is deprecated:UserWarning")
 # lightning 2.1 brings the newest of its other name, and imports pkg_resources, which says each time that it will go.
 OLD_TRAINERS = ("pytorch-lightning==2.1.0", "setuptools<81")
 PKG_RESOURCES = ("-W", "ignore:pkg_resources is deprecated", "-W", "ignore:Deprecated call to `pkg_resources")
@@ -118,7 +120,7 @@ ROWS = (
     Row("python-3.12", "3.12", "newest libraries", tests=BETWEEN),
     Row("python-3.13", "3.13", "newest libraries"),
     Row("torch-2.1", "3.10", "every minimum, torch too", oldest=True, frameworks=("torch",), pins=(*OLD_S3, *OLD_PLOT),
-        tests=WITH_TORCH + OLD_WARNINGS, absent=frozenset({"zarr"})),
+        tests=WITH_TORCH + OLD_WARNINGS + OLD_STORAGES, absent=frozenset({"zarr"})),
     Row("integrations-oldest", "3.10", "every minimum, trainers too", oldest=True,
         frameworks=("torch", "huggingface", "lightning"), pins=(*OLD_S3, *OLD_PLOT, *OLD_TRAINERS),
         tests=("tests/capture/integrations", "tests/docs/test_integrations_guide.py", *PKG_RESOURCES),

@@ -8,7 +8,7 @@ import pytest
 
 from msformat.dtypes import DType, dtype_from_numpy, dtype_named, known_dtypes, parse_dtype
 from msformat.errors import DTypeError
-from tests.judges import judge
+from tests.judges import judge, torch_type
 
 torch = judge("torch")
 
@@ -50,7 +50,7 @@ def test_ml_dtypes_decode_the_bits_as_torch_does(name: str) -> None:
     codes = np.arange(256, dtype=np.uint8) if entry.itemsize == 1 else np.arange(65536, dtype=np.uint16)
     ours = entry.from_bits(codes.astype(entry.storage)).astype(np.float32)
     raw = torch.from_numpy(codes.view(np.int8 if entry.itemsize == 1 else np.int16).copy())
-    theirs = raw.view(getattr(torch, name)).to(torch.float32).numpy()
+    theirs = raw.view(torch_type(name)).to(torch.float32).numpy()
     np.testing.assert_array_equal(ours, theirs)
     assert entry.numpy == np.dtype(getattr(ml_dtypes, name))
 

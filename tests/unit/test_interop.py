@@ -48,7 +48,8 @@ def test_every_torch_type_bit_for_bit(dtype: DType, shape: tuple[int, ...]) -> N
 
 def test_the_list_of_types_is_not_empty_by_accident() -> None:
     names = {dtype.name for dtype in _TORCH_DTYPES}
-    assert names >= {"bfloat16", "float8_e4m3fn", "complex32", "uint16", "uint32", "uint64", "float4_e2m1fn_x2", "bool"}
+    later = {name for name in ("uint16", "uint32", "uint64", "float4_e2m1fn_x2") if hasattr(torch, name)}
+    assert names >= {"bfloat16", "float8_e4m3fn", "complex32", "bool", *later}
 
 
 def test_torch_values() -> None:

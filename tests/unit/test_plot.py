@@ -19,7 +19,7 @@ from matplotlib.collections import PolyCollection
 import msformat
 from msformat import plot
 from msformat.plotdata import counts_of
-from tests.judges import judge
+from tests.judges import judge, torch_type
 from tests.unit.reader_dumps import record, write_tensor, write_unit
 
 torch = judge("torch")
@@ -234,7 +234,7 @@ def test_histogram_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
 def test_histogram_of_what_numpy_lacks(tmp_path: Path, name: str) -> None:
-    dtype = getattr(torch, name)
+    dtype = torch_type(name, in_files=True)
     values = torch.linspace(-2, 5, 300).to(dtype)
     axes = plot.histogram(_tensor(tmp_path, values), bins=8, log=True)
     counts, edges = _bars(axes)

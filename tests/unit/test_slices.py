@@ -213,7 +213,9 @@ def _read_hdf5(place: Path) -> float:
 
 _read_by_others: dict[str, Callable[[Path], float]] = {
     "npy": lambda place: np.load(place / "dump_tensor_data" / "x.npy", mmap_mode="r")[ROW, 5],
-    "pt": lambda place: judge("torch").load(place / "dump_tensor_data" / "x.pt", weights_only=True, mmap=True)[ROW, 5],
+    "pt": lambda place: judge("torch").load(str(place / "dump_tensor_data" / "x.pt"), weights_only=True, mmap=True)[
+        ROW, 5
+    ],
     "hdf5": _read_hdf5,
     "zarr": _read_zarr,
 }

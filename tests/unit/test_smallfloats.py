@@ -9,7 +9,7 @@ import pytest
 from msformat.dtypes import dtype_named
 from msformat.errors import DTypeError
 from msformat.smallfloats import hifloat8_values, to_float32
-from tests.judges import judge
+from tests.judges import judge, torch_type
 
 torch = judge("torch")
 
@@ -20,7 +20,7 @@ CODES = np.arange(256, dtype=np.uint8)
 def test_every_code_of_float8(name: str) -> None:
     found = to_float32(CODES, dtype_named(name))
     np.testing.assert_array_equal(found, CODES.view(getattr(ml_dtypes, name)).astype(np.float32))
-    np.testing.assert_array_equal(found, torch.from_numpy(CODES.copy()).view(getattr(torch, name)).float().numpy())
+    np.testing.assert_array_equal(found, torch.from_numpy(CODES.copy()).view(torch_type(name)).float().numpy())
 
 
 def test_special_codes_of_hifloat8() -> None:

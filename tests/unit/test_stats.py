@@ -15,7 +15,7 @@ from msformat.dtypes import dtype_from_numpy, dtype_named, known_dtypes
 from msformat.model import Stats
 from msformat.stats import tensor_stats
 from tests.conftest import GOLDEN_DATA
-from tests.judges import judge
+from tests.judges import judge, torch_type
 
 torch = judge("torch")
 
@@ -38,7 +38,7 @@ FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5, 1001)])
 def test_floats_against_torch_in_float64(name: str, shape: tuple[int, ...]) -> None:
     torch.manual_seed(len(shape))
-    tensor = (torch.randn(shape, dtype=torch.float64) * 3).to(getattr(torch, name))
+    tensor = (torch.randn(shape, dtype=torch.float64) * 3).to(torch_type(name))
     dtype = dtype_named(name)
     bits = tensor.view(torch.uint8 if tensor.element_size() == 1 else tensor.dtype)
     raw = bits.numpy() if name != "bfloat16" else tensor.view(torch.int16).numpy()

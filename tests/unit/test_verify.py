@@ -123,7 +123,7 @@ def test_the_checksum_of_the_document(tmp_path: Path) -> None:
     # The xor of 26.2.0 is another algorithm, and an MD5 too: not compared.
     data["c.0.forward"]["output"][0]["md5"] = "0x0123456789abcdef"
     # bfloat16 is widened first (format page, section 2); numpy and ml_dtypes do it here.
-    widened = half.view(torch.uint16).numpy().view(ml_dtypes.bfloat16).astype(np.float32)
+    widened = half.view(torch.int16).numpy().view(ml_dtypes.bfloat16).astype(np.float32)
     entry = record(np.zeros(6, np.float32), "h.pt", md5=f"{zlib.crc32(widened.tobytes()):08x}")
     data["h.0.forward"] = {"output": [{**entry, "dtype": "torch.bfloat16"}]}
     write_document(unit / "dump.json", document)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import msformat
 from msformat import room, xarrays
-from tests.judges import judge
+from tests.judges import judge, torch_type
 from tests.unit.reader_dumps import RELU, VALUES, X, entries, record, write_tensor, write_unit
 
 torch = judge("torch")
@@ -293,7 +293,7 @@ def _torch_unit(root: Path, tensor: Any, step: int = 0) -> None:
 @pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
 def test_what_numpy_lacks_is_kept_or_widened(tmp_path: Path, name: str, lazy: bool) -> None:
     """Every code of the type, its NaNs and -0.0 included."""
-    dtype = getattr(torch, name)
+    dtype = torch_type(name, in_files=True)
     width = torch.int16 if dtype.itemsize == 2 else torch.uint8
     codes = torch.arange(0, 256).to(width) if dtype.itemsize == 1 else torch.arange(-(2**15), 2**15).to(width)
     tensor = codes.view(dtype)
@@ -321,7 +321,7 @@ def test_widening_makes_one_type_of_two(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_type_without_numbers_cannot_be_widened(tmp_path: Path) -> None:
-    _torch_unit(tmp_path, torch.zeros(2, dtype=torch.complex32))
+    _torch_unit(tmp_path, torch.zeros(2, dtype=torch_type("complex32", in_files=True)))
     with pytest.raises(msformat.DTypeError, match="complex32"):
         msformat.open(tmp_path).to_xarray(RELU, widen=True)
 
