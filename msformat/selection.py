@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import EllipsisType
 from typing import Any, TypeAlias
@@ -26,15 +26,16 @@ class Region:
         One forward slice (``0 <= start <= stop <= length``, ``step >= 1``) an axis: all a backend has to support.
     post
         Index that turns the array read into the array asked for (drops integer axes, reverses).
+    shape
+        Of the array a backend returns for ``slices``.
     """
 
     slices: tuple[slice, ...]
     post: tuple[int | slice, ...]
+    shape: tuple[int, ...] = field(init=False, compare=False)
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the array a backend returns for ``slices``."""
-        return tuple(len(range(s.start, s.stop, s.step)) for s in self.slices)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(len(range(s.start, s.stop, s.step)) for s in self.slices))
 
     def finish(self, read: NDArray[Any]) -> NDArray[Any]:
         """Apply ``post``; a 0-d result stays an array."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from msformat.dtypes import DType, dtype_named
 from msformat.errors import CorruptTensorError, StoreError
-from msformat.selection import Region
+from msformat.selection import Region, plan_selection
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.base import COLUMNS, Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
 from msformat.stores.codecs import chunk_shape, parse_compression
@@ -34,7 +34,8 @@ from msformat.stores.hdf5_chunks import FILTER_FROM, ChunkFilter, ChunkPipeline,
 from msformat.stores.hdf5_documents import Document
 from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_layout import (
-    creation_plan,
+    as_stored,
+    make_dataset,
     make_group,
     open_for_reading,
     open_for_writing,
@@ -42,8 +43,10 @@ from msformat.stores.hdf5_layout import (
     utf8_names,
     write_attribute,
 )
+from msformat.stores.hdf5_links import TensorLinks, escape, link_names, unescape
 from msformat.stores.hdf5_paged import PagedFile
 from msformat.stores.hdf5_read import OpenDataset
+from msformat.stores.many import HELD_BYTES, Found, HeldTensor, attempt
 
 __all__ = ["Hdf5Store"]
 
@@ -78,12 +81,12 @@ class _Hdf5Tensor(StoredTensor):
             return int(guard.load_h5py().h5o.get_info(self._store._opened(self.key).dataset).addr)
 
     def _read(self, region: Region) -> NDArray[Any]:
-        label = self._store._label(self.key)
         with self._store._calm:
             found = self._store._opened(self.key)
             if found.described != self._described:
+                label = self._store._label(self.key)
                 raise StoreError(f"{label}: the file has another tensor of this name than when it was looked up")
-            return found.read(region, self._store._file_size(), label, self._store._pipeline)
+            return found.read(region, self._store._file_size(), self._store._pipeline)
 
 
 class Hdf5Store(Store):
@@ -112,6 +115,7 @@ class Hdf5Store(Store):
     def _open(self) -> None:
         self._pid = os.getpid()
         self._recent = None
+        self._size: int | None = None
         self._pipeline = ChunkPipeline(self.options.threads)
         try:
             if self.mode == "r":
@@ -133,6 +137,7 @@ class Hdf5Store(Store):
         self._documents = self._child(unit, b"documents")
         if self.mode == "w" and (self._link_count(self._tensors) or self._link_count(self._documents)):
             raise StoreError(f"{self.location}: group {self.group or '/'!r} already holds a unit; mode 'a' adds to it")
+        self._links = TensorLinks(self._tensors, is_fixed=self.mode == "r")
         # Foreign groups keep no order of creation.
         self._ordered = self._tensors is not None and tracks_order(self._tensors)
         # A writer of a new unit knows its keys without asking HDF5, which takes longer than to make a link.
@@ -195,30 +200,25 @@ class Hdf5Store(Store):
         return f"{self.location}: tensor {key!r}"
 
     def _file_size(self) -> int:
-        return int(self._file.id.get_filesize())
-
-    def _find(self, key: str) -> Any | None:
-        if self._tensors is None:
-            return None
-        for name in guard.link_names(key):
-            dataset = guard.open_dataset(self._tensors, name, self._label(key))
-            if dataset is not None:
-                return dataset
-        return None
+        if self._size is None or self.mode != "r":
+            self._size = int(self._file.id.get_filesize())
+        return self._size
 
     def _opened(self, key: str) -> OpenDataset:
         """The dataset of a key, ready to be read. The last one stays open, for its cache of chunks."""
         self._ensure_open()
-        self._guarded(self._pipeline.drain)
+        if self.mode != "r":
+            self._guarded(self._pipeline.drain)
         recent = self._recent  # another reading thread may replace it meanwhile
         return recent if recent is not None and recent.key == key else self._look_up(key)
 
     def _look_up(self, key: str) -> OpenDataset:
+        label = self._label(key)
         with self._calm:
-            dataset = self._find(key)
+            dataset = self._links.find(key, label)
             if dataset is None:
                 raise self._not_found(key)
-            found = OpenDataset(key, dataset, guard.describe(dataset, self._label(key)))
+            found = OpenDataset(key, dataset, guard.describe(dataset, label), label)
         self._recent = found
         return found
 
@@ -226,13 +226,27 @@ class Hdf5Store(Store):
         self._ensure_open()
         return _Hdf5Tensor(self, key, self._look_up(key).described)
 
+    def get_many(self, keys: Sequence[str]) -> list[Found]:
+        """Small ones with their bits: what HDF5 opened would have to be opened again."""
+        with self._calm:
+            found = [attempt(self._get_held, key) for key in keys]
+            self._links.expect(len(found))
+            return found
+
+    def _get_held(self, key: str) -> StoredTensor:
+        found = self._opened(key)
+        tensor = _Hdf5Tensor(self, key, found.described)
+        if tensor.nbytes > HELD_BYTES:
+            return tensor
+        return HeldTensor(tensor, found.read(plan_selection(..., tensor.shape), self._file_size(), self._pipeline))
+
     def keys(self) -> Iterator[str]:
         self._ensure_open()
         if self._tensors is None:
             return iter(())
         with self._calm, guard.named_errors(f"{self.location}: names of tensors cannot be read"):
             links = guard.links_of(self._tensors, by_creation=self._ordered)
-        return iter([guard.unescape(name) for name, _ in links])
+        return iter([unescape(name) for name, _ in links])
 
     def __len__(self) -> int:
         self._ensure_open()
@@ -248,7 +262,7 @@ class Hdf5Store(Store):
         if self._knows_all or key in self._put:
             return key in self._put
         with self._calm, guard.named_errors(self._label(key)):
-            return any(self._tensors.links.exists(name) for name in guard.link_names(key))
+            return any(self._tensors.links.exists(name) for name in link_names(key))
 
     # --- writing -----------------------------------------------------------------------------------------------
 
@@ -277,7 +291,7 @@ class Hdf5Store(Store):
 
     def _write(self, key: str, bits: NDArray[Any], dtype: DType, digest: str, *, owned: bool) -> None:
         def action() -> None:
-            dataset = self._write_dataset(self._tensors, guard.escape(key), bits, dtype, key, owned=owned)
+            dataset = self._write_dataset(self._tensors, escape(key), bits, dtype, key, owned=owned)
             write_attribute(dataset, b"xxh3_128", digest)
 
         self._guarded(action, key)
@@ -286,33 +300,23 @@ class Hdf5Store(Store):
     def _link(self, key: str, target: str) -> None:
         assert self._tensors is not None
         links = self._tensors.links
-        names = guard.link_names(target)
-        name = guard.escape(target) if target in self._put else next(name for name in names if links.exists(name))
-        self._guarded(lambda: links.create_hard(guard.escape(key), self._tensors, name, lcpl=utf8_names()), key)
+        names = link_names(target)
+        name = escape(target) if target in self._put else next(name for name in names if links.exists(name))
+        self._guarded(lambda: links.create_hard(escape(key), self._tensors, name, lcpl=utf8_names()), key)
         self._put.add(key)
 
     def _write_dataset(
         self, group: Any, name: bytes, bits: NDArray[Any], dtype: DType, label: str, *, owned: bool, packed: bool = True
     ) -> Any:
         """Make a dataset and write it, or leave its chunks with the pipeline."""
-        h5py = guard.load_h5py()
         chunked = packed and self._filter is not None and bits.nbytes >= FILTER_FROM
-        axes = bits.shape
-        if bits.ndim > guard.MOST_AXES:
-            bits = bits.reshape(-1)
-        chunk = chunk_shape(bits.shape, bits.itemsize)
-        plan = creation_plan(h5py, bits, chunk if chunked else None, self._filter)
-        kind = h5py.h5t.py_create(bits.dtype, logical=True)
-        space = h5py.h5s.create_simple(bits.shape) if bits.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-        dataset = h5py.h5d.create(group, name, kind, space, plan, lcpl=utf8_names())
-        if not dtype.is_native or bits.shape != axes:
-            write_attribute(dataset, b"dtype", dtype.name)
-        if bits.shape != axes:
-            write_attribute(dataset, b"shape", ",".join(map(str, axes)))
+        row = as_stored(bits)
+        chunk = chunk_shape(row.shape, row.itemsize)
+        dataset, kind = make_dataset(group, name, bits, dtype, chunk if chunked else None, self._filter)
         if chunked and self._filter is not None and self._filter.level is not None:
-            self._add_chunks(dataset, bits, chunk, label, owned=owned)
-        elif bits.size:
-            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, bits, kind)
+            self._add_chunks(dataset, row, chunk, label, owned=owned)
+        elif row.size:
+            dataset.write(guard.load_h5py().h5s.ALL, guard.load_h5py().h5s.ALL, row, kind)
         return dataset
 
     def _add_chunks(self, dataset: Any, bits: NDArray[Any], chunk: tuple[int, ...], label: str, *, owned: bool) -> None:
@@ -348,7 +352,7 @@ class Hdf5Store(Store):
     def _write_document(self, name: str, data: ReadOnlyBuffer, *, packed: bool = True) -> None:
         assert self._documents is not None
         bits = np.frombuffer(data, np.uint8)
-        group, link = self._documents, guard.escape(name)
+        group, link = self._documents, escape(name)
 
         def action() -> None:
             if group.links.exists(link):
@@ -366,7 +370,7 @@ class Hdf5Store(Store):
         self._ensure_open()
         self._guarded(self._pipeline.drain)
         label = f"{self.location}: document {name!r}"
-        dataset = None if self._documents is None else guard.open_dataset(self._documents, guard.escape(name), label)
+        dataset = None if self._documents is None else guard.open_dataset(self._documents, escape(name), label)
         return None if dataset is None else Document(dataset, self._file_size(), label)
 
     def get_document(self, name: str) -> ReadOnlyBuffer | None:
@@ -384,7 +388,7 @@ class Hdf5Store(Store):
         if self._documents is None:
             return ()
         with self._calm, guard.named_errors(f"{self.location}: names of documents cannot be read"):
-            names = {guard.unescape(name) for name, _ in guard.links_of(self._documents)}
+            names = {unescape(name) for name, _ in guard.links_of(self._documents)}
         return tuple(sorted(names - {COLUMNS}))
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -426,6 +430,7 @@ class Hdf5Store(Store):
                 self._file.close()
         self._file = self._paged = None
         self._tensors = self._documents = None
+        self._links = TensorLinks(None, is_fixed=True)
         if paged is None:
             return
         try:

@@ -12,7 +12,6 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
@@ -35,13 +34,12 @@ from msformat.stores.hdf5_text import variable_text
 
 __all__ = [
     "Described",
+    "are_all_hard",
     "check_backing",
     "check_regular",
     "describe",
-    "escape",
     "find_groups",
     "library_lock",
-    "link_names",
     "links_of",
     "load_h5py",
     "named_errors",
@@ -49,7 +47,6 @@ __all__ = [
     "open_error",
     "open_group",
     "read_text_attribute",
-    "unescape",
 ]
 
 _CHUNK_LIMIT = 1 << 30
@@ -109,46 +106,6 @@ class named_errors:  # noqa: N801 (used as contextlib's functions are; a generat
             raise self._kind(f"{self._what}: {error}") from error
 
 
-# --- link names ------------------------------------------------------------------------------------------------------
-
-_UNSAFE = re.compile("[%/\0\ud800-\udfff]")
-_ESCAPED = re.compile("%([0-9A-F]{2}|u[0-9A-F]{4})|%")
-# Surrogates that do not stand for an undecodable byte cannot be part of a stranger's name.
-_LONE = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-_WHOLE = {"": "%", ".": "%2E", "..": "%2E%2E"}
-
-
-def escape(key: str) -> bytes:
-    """The link name of a key: ``%``, ``/``, NUL and lone surrogates percent-escaped, UTF-8.
-
-    HDF5 takes ``/`` as a step, ``.`` as the group itself, and has no empty name and no NUL.
-    """
-    return (_WHOLE.get(key) or _UNSAFE.sub(_escape_one, key)).encode()
-
-
-def _escape_one(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"%{code:02X}" if code < 256 else f"%u{code:04X}"
-
-
-def unescape(name: bytes) -> str:
-    """The key of a link name. A name that :func:`escape` never makes is a stranger's, and is its own key."""
-    text = name.decode("utf-8", "surrogateescape")
-    if "%" not in text:
-        return text
-    key = "" if text == "%" else _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)) if m[1] else "%", text)
-    return key if escape(key) == name else text
-
-
-def link_names(key: str) -> Iterator[bytes]:
-    """Link names under which a key may stand: ours, then a stranger's own."""
-    ours = escape(key)
-    yield ours
-    theirs = key.encode("utf-8", "surrogateescape") if "\0" not in key and not _LONE.search(key) else ours
-    if theirs not in (ours, b"", b".", b"..") and b"/" not in theirs and unescape(theirs) == key:
-        yield theirs
-
-
 # --- links and objects -----------------------------------------------------------------------------------------------
 
 
@@ -198,9 +155,38 @@ def open_group(parent: Any, name: bytes, label: str) -> Any | None:
         return h5py.h5g.open(parent, name)
 
 
-def open_dataset(group: Any, name: bytes, label: str) -> Any | None:
-    """The dataset behind a hard link, None where there is no link. Raises as :func:`open_group` does."""
+def are_all_hard(group: Any) -> bool:
+    """Whether every link of a group is a hard one, so that none has to be asked before it is followed."""
     h5py = load_h5py()
+    others: list[int] = []
+
+    def note(_: bytes, info: Any) -> bool | None:
+        if info.type == h5py.h5l.TYPE_HARD:
+            return None
+        others.append(info.type)
+        return True  # ends the walk
+
+    try:
+        group.links.iterate(note, info=True, order=h5py.h5.ITER_NATIVE)
+    except _COMPLAINTS:
+        return False
+    return not others
+
+
+def open_dataset(group: Any, name: bytes, label: str, *, all_hard: bool = False) -> Any | None:
+    """The dataset behind a hard link, None where there is no link. Raises as :func:`open_group` does.
+
+    Parameters
+    ----------
+    all_hard
+        What :func:`are_all_hard` said of the group: the link is looked up once, not twice.
+    """
+    h5py = load_h5py()
+    if all_hard:
+        try:
+            return h5py.h5d.open(group, name)
+        except _COMPLAINTS:  # not there, or broken: told apart below
+            pass
     if not _check_hard(group, name, label):
         return None
     with named_errors(f"{label}: cannot be opened as a dataset", CorruptTensorError):
@@ -296,8 +282,8 @@ def describe(dataset: Any, label: str) -> Described:
         A type that holds references, objects or variable-length data, or that numpy does not know.
     """
     with named_errors(f"{label}: stored type cannot be read", DTypeError):
-        kind, shape = dataset.get_type(), dataset.shape
-        stored, itemsize = _numpy_type(kind.encode()), kind.get_size()
+        shape = dataset.shape
+        stored, itemsize = _stored_type(dataset.get_type().encode())
         declared = read_text_attribute(dataset, b"dtype")
     if shape is None:
         raise CorruptTensorError(f"{label}: has a null dataspace")
@@ -333,10 +319,20 @@ def _axes_of(dataset: Any, whole: tuple[int, ...], label: str) -> tuple[int, ...
 
 
 @lru_cache(maxsize=64)
-def _numpy_type(encoded: bytes) -> np.dtype[Any]:
-    """The numpy type of an HDF5 type: most datasets have one of few, and h5py takes it apart each time."""
-    found: np.dtype[Any] = load_h5py().h5t.decode(encoded).dtype
-    return found
+def _stored_type(encoded: bytes) -> tuple[np.dtype[Any], int]:
+    """The numpy type of an HDF5 type, and its bytes: most datasets have one of few, and h5py takes it apart each time.
+
+    The bytes are not always numpy's: a float of 24 bits becomes one of 32.
+    """
+    h5t = load_h5py().h5t
+    kind = h5t.decode(encoded)
+    if isinstance(kind, h5t.TypeCompoundID) and any(
+        kind.get_member_offset(at) + kind.get_member_type(at).get_size() > kind.get_size()
+        for at in range(kind.get_nmembers())
+    ):
+        # Old releases of HDF5 would read what lies behind an element.
+        raise ValueError("a member of the compound type lies outside of it")
+    return kind.dtype, kind.get_size()
 
 
 @lru_cache(maxsize=64)
@@ -354,7 +350,7 @@ def check_backing(dataset: Any, described: Described, file_size: int, label: str
     Returns
     -------
     plan
-        The dataset's creation property list: asking for it again would cost as much as a small read.
+        The creation property list of a dataset in chunks: asking for it again would cost more than a small read.
 
     Raises
     ------
@@ -367,13 +363,13 @@ def check_backing(dataset: Any, described: Described, file_size: int, label: str
     """
     with named_errors(label, CorruptTensorError):
         plan = dataset.get_create_plist()
-        _check_backing(dataset, plan, described, file_size, label)
-    return plan
+        layout = plan.get_layout()
+        _check_backing(dataset, plan, layout, described, file_size, label)
+    return plan if layout == load_h5py().h5d.CHUNKED else None
 
 
-def _check_backing(dataset: Any, plan: Any, described: Described, file_size: int, label: str) -> None:
+def _check_backing(dataset: Any, plan: Any, layout: int, described: Described, file_size: int, label: str) -> None:
     h5py = load_h5py()
-    layout = plan.get_layout()
     if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
         raise UnsafeInputError(f"{label}: is a virtual dataset, whose data lie elsewhere")
     if layout == h5py.h5d.CONTIGUOUS and plan.get_external_count():

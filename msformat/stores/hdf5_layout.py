@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msformat.atomic import fsync_directory, temporary_sibling
+from msformat.dtypes import DType
 from msformat.errors import StoreError
 from msformat.filesystem import is_url, open_filesystem
 from msformat.stores import hdf5_guard as guard
@@ -22,7 +23,8 @@ from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
 
 __all__ = [
-    "creation_plan",
+    "as_stored",
+    "make_dataset",
     "make_group",
     "open_for_reading",
     "open_for_writing",
@@ -145,7 +147,28 @@ def utf8_names() -> Any:
     return plan
 
 
-def creation_plan(h5py: Any, bits: NDArray[Any], chunk: tuple[int, ...] | None, how: ChunkFilter | None) -> Any:
+def as_stored(bits: NDArray[Any]) -> NDArray[Any]:
+    """The bits in the shape in which they are stored: in a row, where HDF5 knows no so many axes."""
+    return bits if bits.ndim <= guard.MOST_AXES else bits.reshape(-1)
+
+
+def make_dataset(
+    group: Any, name: bytes, bits: NDArray[Any], dtype: DType, chunk: tuple[int, ...] | None, how: ChunkFilter | None
+) -> tuple[Any, Any]:
+    """A new dataset with what its stored type and shape do not say, and the type to write it in; nothing is written."""
+    h5py = guard.load_h5py()
+    row = as_stored(bits)
+    kind = h5py.h5t.py_create(row.dtype, logical=True)
+    space = h5py.h5s.create_simple(row.shape) if row.shape else h5py.h5s.create(h5py.h5s.SCALAR)
+    dataset = h5py.h5d.create(group, name, kind, space, _creation_plan(h5py, row, chunk, how), lcpl=utf8_names())
+    if not dtype.is_native or row is not bits:
+        write_attribute(dataset, b"dtype", dtype.name)
+    if row is not bits:
+        write_attribute(dataset, b"shape", ",".join(map(str, bits.shape)))
+    return dataset, kind
+
+
+def _creation_plan(h5py: Any, bits: NDArray[Any], chunk: tuple[int, ...] | None, how: ChunkFilter | None) -> Any:
     """Layout and filters of a new dataset; without a chunk shape the values stand in one run or in the header."""
     plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plan.set_obj_track_times(False)

@@ -100,22 +100,25 @@ class OpenDataset:
         In h5py's low-level terms.
     described
         What it is.
+    label
+        What errors call it.
     """
 
     key: str
     dataset: Any
     described: guard.Described
+    label: str
     _packed: PackedChunks | None = None
     _is_checked: bool = False
 
-    def read(self, region: Region, file_size: int, label: str, pipeline: ChunkPipeline) -> NDArray[Any]:
+    def read(self, region: Region, file_size: int, pipeline: ChunkPipeline) -> NDArray[Any]:
         """Stored bits of a region. Raises as :func:`check_dataset` and :func:`read_region` do."""
         if not self._is_checked:
-            self._packed = check_dataset(self.dataset, self.described, file_size, label)
+            self._packed = check_dataset(self.dataset, self.described, file_size, self.label)
             self._is_checked = True
         if self.described.axes is not None:
-            return _read_row(self.dataset, self.described, region, label)
-        return read_region(self.dataset, self.described, region, label, self._packed, pipeline)
+            return _read_row(self.dataset, self.described, region, self.label)
+        return read_region(self.dataset, self.described, region, self.label, self._packed, pipeline)
 
 
 def check_dataset(dataset: Any, described: guard.Described, file_size: int, label: str) -> PackedChunks | None:
@@ -134,9 +137,9 @@ def check_dataset(dataset: Any, described: guard.Described, file_size: int, labe
         How its chunks are unpacked here; None where HDF5 has to do it.
     """
     plan = guard.check_backing(dataset, described, file_size, label)
+    if plan is None:
+        return None
     with guard.named_errors(label, CorruptTensorError):
-        if plan.get_layout() != guard.load_h5py().h5d.CHUNKED:
-            return None
         packed = _packed_chunks(dataset, plan, described)
         _check_places(dataset, described.whole, label, least=0 if packed is not None else _least_chunk(plan))
         return packed

@@ -14,6 +14,7 @@ import pytest
 from msformat.dtypes import dtype_named
 from msformat.errors import CorruptTensorError, DTypeError, MsformatError, StoreError, UnsafeInputError
 from msformat.stores import hdf5_read
+from msformat.stores.base import StoredTensor
 from msformat.stores.hdf5 import Hdf5Store
 from msformat.stores.registry import open_store
 from tests.fuzz.hdf5_bytes import lookup3, sealed_parts
@@ -212,6 +213,27 @@ def test_one_named_error_and_the_rest_stays_readable(
     # Neither the declared size nor a chunk of it was ever allocated (kilobytes).
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000
     assert (folder / "secret.bin").read_bytes() == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("attack", [external_link, soft_link, soft_loop, dangling, a_group, external_storage, virtual])
+def test_many_at_once_are_guarded_too(folder: Path, attack: Attack) -> None:
+    path = folder / "dump.h5"
+    words = next(words for each, _, words in ATTACKS if each is attack)
+    with h5py.File(path, "w") as file:
+        tensors = file.create_group("tensors")
+        tensors["good"] = np.arange(5, dtype=np.float32)
+        attack(tensors, folder)
+    with Hdf5Store(str(path)) as store:
+        # Links are looked at one by one at first, later all together.
+        for _ in range(3):
+            good, bad, missing = store.get_many(["good", "x", "missing"])
+            assert isinstance(good, StoredTensor)
+            assert good.bits().tolist() == [0, 1, 2, 3, 4]
+            assert isinstance(bad, MsformatError)
+            assert words in str(bad)
+            assert "'x'" in str(bad)
+            assert isinstance(missing, MsformatError)
+            assert "missing" in str(missing)
 
 
 @pytest.mark.parametrize("where", ["step0", "step0/rank", "step0/rank/tensors", "step0/rank/documents"])

@@ -26,7 +26,7 @@ from msformat.stores import hdf5, hdf5_chunks
 from msformat.stores.base import StoreOptions
 from msformat.stores.codecs import chunk_shape
 from msformat.stores.hdf5 import Hdf5Store
-from msformat.stores.hdf5_guard import escape, unescape
+from msformat.stores.hdf5_links import escape, unescape
 from msformat.stores.hdf5_paged import PAGE, PagedFile, side_path
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from msformat.dtypes import dtype_named
 from msformat.errors import MsformatError
 from msformat.stores.base import StoreOptions
 from msformat.stores.hdf5 import Hdf5Store
-from msformat.stores.hdf5_guard import escape
+from msformat.stores.hdf5_links import escape
 from tests.fuzz.hdf5_bytes import change_hdf5
 from tests.fuzz.reading import read_tensor
 from tests.fuzz.target import Change, Target
