@@ -13,6 +13,7 @@ import pytest
 
 import msformat
 from capture.errors import CaptureError
+from tests.judges import torch_is_before
 from tests.reports.cases import everywhere
 
 torch = pytest.importorskip("torch")
@@ -34,6 +35,8 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_rank")
 def test_r050_sharded_gradients(tmp_path: Path) -> None:
+    if torch_is_before("2.6"):
+        pytest.skip("PyTorch before 2.6 has no public fully_shard")
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import init_device_mesh
 
@@ -53,6 +56,8 @@ def test_r050_sharded_gradients(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("use_orig_params", [True, False])
 def test_r050_gradients_under_the_older_wrapper(tmp_path: Path, use_orig_params: bool) -> None:
+    if torch_is_before("2.2"):
+        pytest.skip("PyTorch 2.1 shards on no CPU")
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(two_layers(), device_id=torch.device("cpu"), use_orig_params=use_orig_params)
@@ -144,6 +149,8 @@ def test_r053_compilation_is_as_it_was(tmp_path: Path, level: str) -> None:
 def test_r065_modules_that_become_graphs(
     tmp_path: Path, way: str, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if way == "export" and torch_is_before("2.2"):
+        pytest.skip("PyTorch 2.1 has a prototype of torch.export, which takes no hooks")
     model = two_layers()
     wanted = model(BATCH).detach()
     graphs: list[Any] = []

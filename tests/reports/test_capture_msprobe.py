@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 import msformat
+from tests.judges import torch_is_before
 from tests.reports.cases import BACKENDS, everywhere, run_python
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from tests.reports.capturing import (  # noqa: E402
@@ -175,6 +176,8 @@ def test_r006_works_that_nobody_waits_for_are_let_go(tmp_path: Path) -> None:
 
 
 def test_r008_statistics_are_no_operations_of_the_model(tmp_path: Path) -> None:
+    if torch_is_before("2.4"):
+        pytest.skip("PyTorch before 2.4 has no selective checkpoints")
     seen: list[str] = []
 
     def policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -189,6 +192,8 @@ def test_r008_statistics_are_no_operations_of_the_model(tmp_path: Path) -> None:
 
         def forward(self, x: Any) -> Any:
             def contexts() -> Any:
+                from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
                 return create_selective_checkpoint_contexts(policy)
 
             return checkpoint(self.inner, x, use_reentrant=False, context_fn=contexts)
@@ -283,6 +288,9 @@ def test_r010_wrappers_without_values(tmp_path: Path) -> None:
 
 def test_r012_the_local_shard_of_a_dtensor(tmp_path: Path) -> None:
     import torch.distributed as dist
+
+    if torch_is_before("2.5"):
+        pytest.skip("PyTorch before 2.5 has no public torch.distributed.tensor")
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
@@ -328,6 +336,10 @@ def test_r013_narrow_floats_are_captured(tmp_path: Path) -> None:
         assert unit["ones.0.debug"].value.stats.max == 1.0
 
 
+# Not in PyTorch 2.1.
+UNSIGNED = [name for name in ("uint16", "uint32", "uint64") if hasattr(torch, name)]
+
+
 def odd_operations() -> dict[str, Any]:
     c = torch.tensor([1 + 2j, 3 - 1j])
     y = torch.ones(2, 2)
@@ -336,10 +348,7 @@ def odd_operations() -> dict[str, Any]:
         "conjugated": lambda: torch.mul(c.conj(), 2),
         "negative bit": lambda: torch.mul(c.conj().imag, 2),
         "sparse": lambda: torch.matmul(torch.eye(2).to_sparse(), y),
-        **{
-            name: lambda name=name: torch.add(*[torch.ones(2, dtype=getattr(torch, name))] * 2)
-            for name in ("uint16", "uint32", "uint64")
-        },
+        **{name: lambda name=name: torch.add(*[torch.ones(2, dtype=getattr(torch, name))] * 2) for name in UNSIGNED},
     }
 
 
@@ -365,7 +374,7 @@ def test_r014_odd_tensors_never_raise(tmp_path: Path, task: str, caplog: pytest.
     unit = captured(tmp_path / "d", run, level="L1", task=task, summary_mode="md5")
     assert found == plain
     inputs = {tensor.dtype_name for key in unit for tensor in unit[key].tensors}
-    assert {"torch.complex32", "torch.complex64", "torch.uint16", "torch.uint32", "torch.uint64"} <= inputs
+    assert {"torch.complex32", "torch.complex64", *(f"torch.{name}" for name in UNSIGNED)} <= inputs
     conjugated = unit["Torch.mul.0.forward"].inputs[0]
     assert conjugated.digest is not None
     if task == "tensor":

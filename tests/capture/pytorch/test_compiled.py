@@ -15,7 +15,9 @@ from torch.overrides import TorchFunctionMode
 
 from capture.pytorch.apis import ApiHooks
 from tests.capture.pytorch.recording import RecordingObserver, hooks_for, installed
+from tests.judges import torch_is_before
 
+IS_EARLY = torch_is_before("2.2")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning"),
@@ -49,14 +51,20 @@ def x() -> torch.Tensor:
     return torch.rand(3, 3, generator=torch.Generator().manual_seed(0))
 
 
+def _named(observer: RecordingObserver) -> list[Any]:
+    """What was named; PyTorch 2.1 names what Dynamo wraps, too, and some of it twice."""
+    return observer.problems[:1] if IS_EARLY else observer.problems
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_fullgraph_compiles_and_is_named(x: torch.Tensor, backend: str) -> None:
     expected, observer = function(x), RecordingObserver()
     with installed(observer):
         result = torch.compile(function, backend=backend, fullgraph=True)(x)
     assert torch.equal(result, expected)
-    assert observer.keys == []
-    assert observer.problems == [("compiled", "function")]
+    if not (backend == "eager" and IS_EARLY):  # whose graphs look functions up where the stand-ins are
+        assert observer.keys == []
+    assert _named(observer) == [("compiled", "function")]
 
 
 def test_starting_and_stopping_compiles_nothing_anew(x: torch.Tensor) -> None:
@@ -76,7 +84,8 @@ def test_starting_and_stopping_compiles_nothing_anew(x: torch.Tensor) -> None:
         hooks.remove()
         assert torch.equal(compiled(x), expected)
     assert len(graphs) == 1
-    assert observer.problems == [("compiled", "function")] * 12
+    assert observer.problems.count(("compiled", "function")) == 12
+    assert IS_EARLY or len(observer.problems) == 12
 
 
 def test_a_compiled_module_trains_as_without(x: torch.Tensor) -> None:
@@ -95,7 +104,7 @@ def test_a_compiled_module_trains_as_without(x: torch.Tensor) -> None:
     observer = RecordingObserver()
     plain, hooked = train(None), train(hooks_for(observer))
     assert all(torch.equal(one, other) for one, other in zip(plain, hooked, strict=True))
-    assert observer.problems == [("compiled", "Sequential")]
+    assert _named(observer) == [("compiled", "Sequential")]
 
 
 def test_what_is_left_to_python_is_recorded(x: torch.Tensor) -> None:
@@ -180,6 +189,7 @@ def test_tracing_makes_the_graph_of_the_model_alone(x: torch.Tensor) -> None:
     assert observer.problems[0] == ("scripted", "function")
 
 
+@pytest.mark.skipif(IS_EARLY, reason="PyTorch 2.1 has a prototype of torch.export, which takes no hooks")
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_works_and_is_named(x: torch.Tensor, strict: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU())

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from capture.pytorch.modules import ModuleHooks
 from tests.capture.pytorch.module_models import MODELS
 from tests.capture.pytorch.watching import Do, Watching, bits_equal, hooked, linear, rows, weigh
+from tests.judges import torch_is_before
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -345,7 +346,8 @@ def test_compiling_a_function_around_a_hooked_model() -> None:
     torch._dynamo.reset()
     work(x)
     assert hooks.never_fired() == ["0", "1", "2", "2.0", "2.1"]
-    torch.export.export(model, (x,))
+    if not torch_is_before("2.2"):  # a prototype, which takes no hooks
+        torch.export.export(model, (x,))
     assert len(watching.forwards) == 5
 
 
