@@ -256,7 +256,7 @@ def test_r060_waiting_data_are_bounded(tmp_path: Path) -> None:
     def watched(queue: Any, job: Any, nbytes: int = 0) -> Any:
         nonlocal most
         submit(queue, job, nbytes)
-        most = max(most, queue._bytes)
+        most = max(most, queue.waiting_bytes)
 
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(100)))  # 50 MiB of weights and activations
     with pytest.MonkeyPatch.context() as patch:
