@@ -110,7 +110,8 @@ class Row:
     archive: Literal["", "sdist", "wheel"] = ""
 
 
-# zarr-python 3.0, which brings google_crc32c, is not for Python 3.10, torch 2.1 not for numpy 2: the oldest of each is where the others can be.
+# zarr-python 3.0, which brings google_crc32c, is not for Python 3.10, torch 2.1 not for numpy 2: the oldest of each is
+# where the others can be.
 # What `make test` runs, Python 3.11 and torch with the newest of all, is no row: torch-2.13 is that with numpy 1.
 ROWS = (
     Row("oldest", "3.10", "every minimum", oldest=True, pins=(*OLD_S3, *OLD_PLOT), tests=FRAMEWORK_FREE + OLD_WARNINGS,
