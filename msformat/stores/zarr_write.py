@@ -269,7 +269,8 @@ class ArrayWriter:
             # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
             submit_or_run(self._pool, partial(self._finish, job, chunks))
         except BaseException as error:  # an interrupt: nobody else may ever end it, and there are those who wait
-            self._finish(job, chunks, error)
+            what = f"{job.directory}: tensor {job.key!r}: not written ({type(error).__name__})"
+            self._finish(job, chunks, StoreError(what))
             raise
 
     def _finish(self, job: Job, chunks: list[Future[None]], interrupt: BaseException | None = None) -> None:

@@ -51,7 +51,7 @@ while reached >= wanted:
     store.sync()
     try:
         sys.settrace(trace)
-        store.put("large", large, float32)
+        store.put("large", large, float32, owned=True)  # by threads
         store.put("small", small, float32)
     except KeyboardInterrupt:
         pass
