@@ -439,4 +439,7 @@ def _write_units(
     # The first unit makes the root group, which the others then share.
     first = convert_into(jobs[0], location, progress)
     rest = jobs[1:]
-    return [first, *_run([(convert_into, job, location) for job in rest], rest, options, progress, executor)]
+    reports = _run([(convert_into, job, location) for job in rest], rest, options, progress, executor)
+    # A worker that died in the making of a group which it shared with others, or of one that nobody went on with.
+    sweep(location)
+    return [first, *reports]

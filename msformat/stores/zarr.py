@@ -142,11 +142,17 @@ class ZarrStore(Store):
         if is_url(self.location) and not self.location.startswith("file://"):
             raise StoreError(f"{self.location}: Zarr stores are written to a local directory only")
         require_numcodecs()
+        unit = self._fs.describe(self.group)
+        # A writer that died while it made the unit left neither an index nor a log.
+        was_begun = os.path.isdir(unit) and self._fs.kind(self._at(_INDEX)) is None
         try:
             make_unit(self._fs, self.group, self.mode, fsync=self.options.fsync)
-            return IndexLog(self._fs.describe(self._at(LOG_NAME)), fsync=self.options.fsync)
+            log = IndexLog(self._fs.describe(self._at(LOG_NAME)), fsync=self.options.fsync)
         except OSError as error:
-            raise self._named(error, self._fs.describe(self.group)) from error
+            raise self._named(error, unit) from error
+        if was_begun or log.inherited:
+            remove_temporaries(unit)
+        return log
 
     def _load(self) -> int:
         """Read the index; returns the length of the log's whole lines."""
@@ -169,8 +175,6 @@ class ZarrStore(Store):
     def _start_writing(self, log: IndexLog, whole: int) -> None:
         if self.mode == "w" and self._places:
             raise StoreError(f"{self._fs.describe(self.group)}: another process was faster and wrote here")
-        if log.inherited:
-            remove_temporaries(self._fs.describe(self.group))
         log.start(whole)
         self._writer = ArrayWriter(self._fs.describe(self.group), self.options.threads, fsync=self.options.fsync)
         self._pack: OpenPack | None = None

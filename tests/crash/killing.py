@@ -48,6 +48,8 @@ class Killing:
         In front of which call that touches files; -1: after the unit is finished, before anybody is told.
     times
         How many of its workers die.
+    calls
+        Names of the functions that count as touching files.
     """
 
     work: Callable[..., UnitReport]
@@ -55,6 +57,7 @@ class Killing:
     victim: str
     at: int
     times: int = 1
+    calls: frozenset[str] = TOUCHES_FILES
 
     def __call__(self, job: UnitJob, *rest: Any) -> UnitReport:
         name = job.key.path.replace("/", "-")
@@ -85,7 +88,7 @@ class Killing:
         numbers = count(1)
 
         def look(frame: FrameType, event: str, function: Any) -> None:
-            touches = event == "c_call" and getattr(function, "__name__", "") in TOUCHES_FILES
+            touches = event == "c_call" and getattr(function, "__name__", "") in self.calls
             if touches and next(numbers) == self.at:
                 os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,8 +1,8 @@
 """Forks writers of tensors in shards that kill themselves. A process of its own: imports are paid once.
 
-Reads one JSON request a line, ``{"store": …, "progress": …, "how": "calls" | "tear" | "not", "when": n}``, and answers
-``{"killed": …, "calls": …, "puts": …}``. ``calls``: SIGKILL in front of the n-th call into C that touches a file, in
-whatever thread. ``tear``: half-way through the n-th piece of a shard, chunk or index. Numbers of the tensors that were
+Reads one JSON request a line, ``{"store": …, "progress": …, "how": "making" | "calls" | "tear" | "not", "when": n}``,
+and answers ``{"killed": …, "calls": …, "puts": …}``. ``calls``: SIGKILL in front of the n-th call into C that touches a
+file, in whatever thread, once the unit is made; ``making``: of all, counted from the first. ``tear``: half-way through the n-th piece of a shard, chunk or index. Numbers of the tensors that were
 synced go to the file ``progress``, a line each.
 """
 
@@ -50,7 +50,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
     def look(frame: FrameType, event: str, function: Any) -> None:
         if event == "c_call" and getattr(function, "__name__", "") in TOUCHES_FILES:
             last["calls"] = next(calls)
-            if (request["how"], request["when"]) == ("calls", last["calls"]):
+            if request["how"] in ("calls", "making") and request["when"] == last["calls"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     put = FileShard._put
@@ -64,13 +64,15 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 
     FileShard._put = torn  # type: ignore[method-assign]
     progress = os.open(request["progress"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    if request["how"] == "making":
+        sys.setprofile(look)
     _write(request["store"], progress, look)
     return last
 
 
 def _write(location: str, progress: int, look: Callable[[FrameType, str, Any], None]) -> None:
     with ZarrStore(location, mode="w", group=GROUP, options=StoreOptions(threads=2)) as store:
-        # Deaths while the groups are made are those of tests/crash/test_zarr_kill.py. The threads start later.
+        # The threads start later.
         threading.setprofile(look)
         sys.setprofile(look)
         for number in range(COUNT):

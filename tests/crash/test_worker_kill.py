@@ -104,3 +104,20 @@ def test_workers_that_share_one_zarr_group(tmp_path: Path, monkeypatch: pytest.M
     assert report.exit_code == 0, report.as_json()
     assert killing.deaths() == 1
     _is_whole(src, tmp_path / "one.zarr", tmp_path / "back")
+
+
+@pytest.mark.parametrize(("at", "times"), [(1, 1), (4, 1), (10, 1), (1, 100)])
+def test_groups_that_a_dead_worker_had_half_made(
+    at: int, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metadata lies there under a temporary name when the worker dies: of the unit, or of the step that units share."""
+    src = write_tree(tmp_path / "src", UNITS)
+    log = tmp_path / "log"
+    log.mkdir()
+    killing = Killing(convert_module.convert_into, str(log), UNITS[2], at, times, calls=frozenset({"fsync"}))
+    monkeypatch.setattr(convert_module, "convert_into", killing)
+    report = convert(src, tmp_path / "one.zarr", ConvertOptions(jobs=2))
+    assert [unit.key for unit in report.units if unit.failed] == ([UNITS[2]] if times > 1 else []), report.as_json()
+    checked = verify(tmp_path / "one.zarr")
+    assert checked.exit_code == 0, checked.problems
+    assert not [path for path in (tmp_path / "one.zarr").rglob("*") if is_temporary(path.name)]
