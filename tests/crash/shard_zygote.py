@@ -1,9 +1,14 @@
 """Forks writers of tensors in shards that kill themselves. A process of its own: imports are paid once.
 
-Reads one JSON request a line, ``{"store": …, "progress": …, "how": "making" | "calls" | "tear" | "not", "when": n}``,
-and answers ``{"killed": …, "calls": …, "puts": …}``. ``calls``: SIGKILL in front of the n-th call into C that touches a
-file, in whatever thread, once the unit is made; ``making``: of all, counted from the first. ``tear``: half-way through the n-th piece of a shard, chunk or index. Numbers of the tensors that were
-synced go to the file ``progress``, a line each.
+Reads one JSON request a line, ``{"store": …, "progress": …, "how": …, "when": n}``, and answers ``{"killed": …, "calls":
+…, "puts": …}``. ``how`` is one of
+
+- ``calls``: SIGKILL in front of the n-th call into C that touches a file, in whatever thread, once the unit is made;
+- ``making``: the same, counted from the first call of all, in the first thread;
+- ``tear``: half-way through the n-th piece of a shard, chunk or index;
+- ``not``.
+
+Numbers of the tensors that were synced go to the file ``progress``, a line each.
 """
 
 from __future__ import annotations
