@@ -1,7 +1,7 @@
 """Forks writers of tensors in shards that kill themselves. A process of its own: imports are paid once.
 
-Reads one JSON request a line, ``{"store": …, "progress": …, "how": …, "when": n}``, and answers ``{"killed": …, "calls":
-…, "puts": …}``. ``how`` is one of
+Reads one JSON request a line, ``{"store": …, "progress": …, "how": …, "when": n}``, and answers ``{"killed": …,
+"calls": …, "puts": …}``. ``how`` is one of
 
 - ``calls``: SIGKILL in front of the n-th call into C that touches a file, in whatever thread, once the unit is made;
 - ``making``: the same, counted from the first call of all, in the first thread;
