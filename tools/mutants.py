@@ -107,6 +107,23 @@ MUTANTS = (
         "crash/test_small_disk.py::test_a_small_disk_is_full_while_a_result_is_written",
     ),
     _mutant(
+        "what a dead writer of Zarr left goes with the next",
+        "it stays",
+        "msformat/stores/zarr.py",
+        "        if was_begun or log.inherited:\n",
+        "        if False:\n",
+        "crash/test_shard_kill.py::test_a_kill_while_a_unit_is_made",
+        "crash/test_shard_kill.py::test_a_kill_inside_shards",
+    ),
+    _mutant(
+        "what dead workers left of groups that they shared goes",
+        "it stays",
+        "msformat/convert.py",
+        "    sweep(location)\n    return [first, *reports]\n",
+        "    return [first, *reports]\n",
+        "crash/test_worker_kill.py::test_groups_that_a_dead_worker_had_half_made",
+    ),
+    _mutant(
         "half a batch is cut off the journal",
         "it stays",
         "msformat/journal.py",
