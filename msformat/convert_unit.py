@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
@@ -259,7 +260,7 @@ def write_store(
         progress(name, 0, total)
     notify = None if progress is None else lambda done: progress(name, min(done, total), total)
     backend = job.destination.backend
-    with open_store(backend, location, mode="a", group=group, options=job.store_options) as target:
+    with _written(open_store(backend, location, mode="a", group=group, options=job.store_options), job) as target:
         _check_strangers(target, plan)
         done = transfer(source, target, plan.tensors, notify)
         if job.resume and done.conflicts:
@@ -277,6 +278,22 @@ def write_store(
     if progress is not None:
         progress(name, total, total)
     return report
+
+
+@contextlib.contextmanager
+def _written(store: Store, job: UnitJob) -> Iterator[Store]:
+    """Close a store; where an error ends the block, without waiting for what nobody will keep."""
+    try:
+        yield store
+    except BaseException as error:
+        single = job.destination.single and not job.destination.remote
+        # Who asked to resume goes on from what one file holds by now.
+        if job.resume and single and isinstance(error, KeyboardInterrupt):
+            store.close()
+        else:
+            store.abandon()
+        raise
+    store.close()
 
 
 def _check_strangers(target: Store, plan: UnitPlan) -> None:

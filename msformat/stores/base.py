@@ -428,6 +428,10 @@ class Store(ABC):
     def close(self) -> None:
         """Sync and let go. Closing twice is fine."""
 
+    def abandon(self) -> None:
+        """Let go without waiting for what was put since the last sync: it may be there or not. Raises nothing."""
+        self.close()
+
     def __enter__(self) -> Store:
         return self
 

@@ -394,6 +394,9 @@ class FilesStore(Store):
         """Sync. Nothing is held open between calls."""
         self.sync()
 
+    def abandon(self) -> None:
+        """Nothing waits for anybody."""
+
 
 def _suffix(key: str) -> str:
     return ".pt" if key.endswith(".pt") else ".npy"

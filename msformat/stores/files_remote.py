@@ -97,12 +97,15 @@ class RemoteFilesStore(FilesStore):
         finally:
             self._uploads.close()
 
+    def abandon(self) -> None:
+        self._uploads.close()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
             # What waits is not worth waiting for.
-            self._uploads.close()
+            self.abandon()
             return
         self.close()
 

@@ -419,6 +419,11 @@ class Hdf5Store(Store):
             self._closed = True
             self._release(commit=self._failed is None and owner)
 
+    def abandon(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._release(commit=False)
+
     def _release(self, *, commit: bool) -> None:
         """Close HDF5's file, which still writes to ours; then commit that, or drop it."""
         self._pipeline.close()

@@ -325,6 +325,14 @@ class ZarrStore(Store):
             self._writer.close()
             self._log.close(drop=finished)
 
+    def abandon(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self.mode != "r" and self._log is not None:
+            self._writer.abandon()
+            self._log.close()
+
     # --- getting ---------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> StoredTensor:

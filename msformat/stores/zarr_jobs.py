@@ -37,7 +37,27 @@ class ArrayFile:
 
 
 class Job:
-    """An array, or a row of one, on its way to disk."""
+    """An array, or a row of one, on its way to disk.
+
+    Attributes
+    ----------
+    home
+        Path of the array or row.
+    directory, key
+        Where it is, and its tensor, for messages.
+    nbytes
+        What it keeps in memory.
+    files
+        What it consists of.
+    metadata
+        Writes what makes them one.
+    content
+        See :meth:`msformat.stores.zarr_write.ArrayWriter.write`.
+    done
+        Its end, with the error if it came to nothing.
+    is_dropped
+        Pieces that have not begun are passed over.
+    """
 
     def __init__(self, home: str, directory: str, key: str, nbytes: int, files: list[ArrayFile]) -> None:
         self.home = home
@@ -48,6 +68,7 @@ class Job:
         self.metadata: Callable[[], None] | None = None
         self.content: Hashable = None
         self.done: Future[None] = Future()
+        self.is_dropped = False
         self._ending = threading.Lock()
 
     @property

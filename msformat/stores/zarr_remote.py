@@ -88,8 +88,7 @@ class RemoteZarrStore(ZarrStore):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._closed = True
-            self._writer.close()
+            self.abandon()
             return
         self.close()
 

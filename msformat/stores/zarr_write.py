@@ -97,6 +97,7 @@ class ArrayWriter:
         self._files: list[str] = []
         self._directories: dict[str, None] = {}
         self._by_content: dict[Hashable, tuple[str, Future[None]]] = {}
+        self._is_abandoned = False
 
     def write(
         self,
@@ -265,13 +266,21 @@ class ArrayWriter:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="msformat-zarr")
             self._jobs[job.home] = job
-            chunks.extend(submit_or_run(self._pool, piece) for piece in job.pieces)
+            chunks.extend(submit_or_run(self._pool, partial(self._do, job, piece)) for piece in job.pieces)
             # Taken from the queue after all its chunks were, so that it can never wait for one that has no thread.
             submit_or_run(self._pool, partial(self._finish, job, chunks))
         except BaseException as error:  # an interrupt: nobody else may ever end it, and there are those who wait
+            job.is_dropped = True
             what = f"{job.directory}: tensor {job.key!r}: not written ({type(error).__name__})"
-            self._finish(job, chunks, StoreError(what))
+            end = partial(self._finish, job, chunks, StoreError(what))
+            # In its turn, too: waiting for its pieces here were waiting for all that is in front of them.
+            end() if self._pool is None else submit_or_run(self._pool, end)
             raise
+
+    def _do(self, job: Job, piece: Callable[[], None]) -> None:
+        if job.is_dropped or self._is_abandoned:
+            raise StoreError(f"{job.directory}: tensor {job.key!r}: not written, nobody waits for it")
+        piece()
 
     def _finish(self, job: Job, chunks: list[Future[None]], interrupt: BaseException | None = None) -> None:
         if not job.may_end():
@@ -369,6 +378,11 @@ class ArrayWriter:
         """
         if os.getpid() != self._pid:
             raise StoreError(f"{self._root}: opened by another process; open it again in this one")
+
+    def abandon(self) -> None:
+        """Let the threads end as soon as each has done the piece at which it is; all else comes to nothing."""
+        self._is_abandoned = True
+        self.close()
 
     def close(self) -> None:
         """Let the threads end."""

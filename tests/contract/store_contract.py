@@ -503,6 +503,31 @@ class StoreContract(ABC):
         store.close()
         store.close()
 
+    def test_abandoning(self, tmp_path: Path) -> None:
+        """What was synced is there, and whoever comes next can write."""
+        store = self.open(tmp_path, "w", threads=2)
+        wanted = {f"x{suffix}": random_bits(FLOAT32, (300, 1000)) for suffix in self.suffixes}
+        for key, bits in wanted.items():
+            store.put(key, bits, FLOAT32)
+        store.sync()
+        for number in range(9):
+            store.put(f"later{number}", random_bits(FLOAT32, (300, 1000)), FLOAT32, owned=True)
+        store.abandon()
+        store.abandon()
+        store.close()
+        if not self.persistent:
+            return
+        for round_ in range(2):
+            with self.open(tmp_path, "r") as store:
+                for key, bits in wanted.items():
+                    assert same_bits(store.get(key).bits(), bits)
+                for key in set(store.keys()) - set(wanted):
+                    store.get(key).verify()
+            if round_ == 0:
+                wanted["more"] = random_bits(FLOAT32, (30, 40))
+                with self.open(tmp_path, "a") as store:
+                    store.put("more", wanted["more"], FLOAT32)
+
     def test_verify(self, tmp_path: Path) -> None:
         key = f"x{self.checked_suffix}"
         with self.open(tmp_path, "w", compression="none") as store:
