@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, count
 from typing import Any
 
 from msformat.dialect import Dialect, Translator, detect_dialect
@@ -194,7 +195,7 @@ def tensor_references(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Names:
-    """New names of tensors. No two tensors get one name: where a new name is taken, the old one stays."""
+    """New names of tensors. No two get one name: where a new one is taken the old one stays, or it gets a number."""
 
     def __init__(self, rewrite: Rewrite, translator: Translator | None) -> None:
         self.rewrite = rewrite
@@ -206,10 +207,15 @@ class _Names:
         """The new name of a tensor; the first entry that names it decides."""
         if name not in self._targets:
             moved = self.translator.data_name(name, entry) if self.translator and entry is not None else name
-            respelled = self.rewrite.respell(moved)
-            self._targets[name] = name if respelled in self._taken else respelled
+            self._targets[name] = self._free(self.rewrite.respell(moved), name)
             self._taken.add(self._targets[name])
         return self._targets[name]
+
+    def _free(self, wanted: str, old: str) -> str:
+        """``wanted``; else ``old``, unless a tensor that came earlier has just that as its new name."""
+        suffix = next((suffix for suffix in _SUFFIXES if wanted.endswith(suffix)), "")
+        numbered = (f"{wanted.removesuffix(suffix)}~{number}{suffix}" for number in count(2))
+        return next(name for name in chain((wanted, old), numbered) if name not in self._taken)
 
 
 def _values(dump: DumpDocument, problems: list[str]) -> Iterator[tuple[str, Any]]:

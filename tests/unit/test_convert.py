@@ -181,6 +181,26 @@ def test_two_tensors_never_get_one_name(tmp_path: Path) -> None:
         assert [store.get(name).numpy().tolist() for name in names] == [[0, 0], [1, 1]]
 
 
+@pytest.mark.parametrize("suffix", ["npy", "pt"])
+@pytest.mark.parametrize("order", ["npy first", "pt first"])
+def test_names_that_differ_by_suffix_alone_stay_apart_in_either_order(tmp_path: Path, suffix: str, order: str) -> None:
+    unit = write_unit(tmp_path / "src" / "step0" / "rank", {"a.0.debug": np.zeros(2, np.float32)})
+    torch.save(torch.ones(2), unit / "dump_tensor_data" / "a.0.debug.output.0.pt")
+    document = load_json(unit / "dump.json")
+    outputs = document["data"]["a.0.debug"]["output"]
+    outputs.append(record(np.ones(2, np.float32), "a.0.debug.output.0.pt"))
+    wanted = [[0, 0], [1, 1]]
+    if order == "pt first":
+        outputs.reverse()
+        wanted.reverse()
+    write_document(unit / "dump.json", document)
+    convert_whole(tmp_path / "src", tmp_path / "out", tensors=suffix)
+    out = tmp_path / "out" / "step0" / "rank"
+    names = [item["data_name"] for item in load_json(out / "dump.json")["data"]["a.0.debug"]["output"]]
+    with FilesStore(str(out)) as store:
+        assert [store.get(name).numpy().tolist() for name in names] == wanted
+
+
 def test_dialects_change_documents_names_and_directories(golden: Golden, tmp_path: Path) -> None:
     source = golden("torch_26.2.0_mix_tensor")
     convert_whole(source, tmp_path / "8.1", dialect="8.1")
