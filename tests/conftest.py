@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,3 +35,18 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return made[name]
 
     return unzip
+
+
+@pytest.fixture
+def memory_url() -> Iterator[str]:
+    """A bucket that is the same for all of a process, empty before and after."""
+    fs = pytest.importorskip("fsspec").filesystem("memory")
+
+    def empty() -> None:
+        fs.store.clear()
+        fs.pseudo_dirs[:] = [""]
+
+    # Other tests leave things in it, too.
+    empty()
+    yield "memory://bucket"
+    empty()

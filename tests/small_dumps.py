@@ -13,6 +13,14 @@ from numpy.typing import NDArray
 from msformat.atomic import is_temporary
 from msformat.convert import ConvertOptions, ConvertReport, convert
 
+#: Names of destinations, one a form, and the options that a conversion into them takes.
+FORMS: dict[str, dict[str, Any]] = {
+    "files": {"to": "files"},
+    "hdf5": {"to": "hdf5"},
+    "zarr": {"to": "zarr"},
+    "one.h5": {},
+    "one.zarr": {},
+}
 HEADER = {"task": "tensor", "level": "mix", "framework": "pytorch", "dump_data_dir": "elsewhere"}
 FRAMES = ["File a.py, line 1, in forward, \n y = f(x)", "File b.py, line 2, in <module>, \n net(x)"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,9 @@ import msformat
 from msformat.convert import ConvertOptions, convert
 from msformat.errors import FormatError, MsformatError, StoreError
 from msformat.verify import verify
-from tests.small_dumps import tree_bytes, write_tree
+from tests.small_dumps import FORMS, tree_bytes, write_tree
 
-FORMS: dict[str, dict[str, Any]] = {
-    "files": {"to": "files"},
-    "hdf5": {"to": "hdf5"},
-    "zarr": {"to": "zarr"},
-    "one.h5": {},
-    "one.zarr": {},
-}
 WRITES = ("pipe_file", "put_file", "cp_file")
-
-
-@pytest.fixture
-def memory() -> Iterator[str]:
-    fs = fsspec.filesystem("memory")
-    yield "memory://bucket"
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
 
 
 def break_at(patch: pytest.MonkeyPatch, names: tuple[str, ...], at: int, error: BaseException, *, once: bool) -> None:
@@ -77,9 +62,9 @@ def made_whole(url: str, source: Path, scratch: Path, **options: Any) -> None:
 
 @pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize("name", FORMS)
-def test_a_bucket_that_takes_no_more(name: str, at: int, memory: str, tmp_path: Path) -> None:
+def test_a_bucket_that_takes_no_more(name: str, at: int, memory_url: str, tmp_path: Path) -> None:
     """As a full disk is."""
-    source, url = write_tree(tmp_path / "src"), f"{memory}/{name}"
+    source, url = write_tree(tmp_path / "src"), f"{memory_url}/{name}"
     full = OSError(errno.ENOSPC, "No space left on device")
     with pytest.MonkeyPatch.context() as patch:
         break_at(patch, WRITES, at, full, once=False)
@@ -100,10 +85,10 @@ def test_a_bucket_that_takes_no_more(name: str, at: int, memory: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_interrupt_while_a_bucket_is_written(name: str, memory: str, tmp_path: Path) -> None:
+def test_an_interrupt_while_a_bucket_is_written(name: str, memory_url: str, tmp_path: Path) -> None:
     source = write_tree(tmp_path / "src")
     for at in (1, 2, 6):
-        url = f"{memory}/{at}/{name}"
+        url = f"{memory_url}/{at}/{name}"
         with pytest.MonkeyPatch.context() as patch:
             break_at(patch, WRITES, at, KeyboardInterrupt(), once=True)
             try:
@@ -128,8 +113,8 @@ def read_or_named(unit: msformat.Unit) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_server_that_goes_away_while_it_is_read(name: str, memory: str, tmp_path: Path) -> None:
-    source, url = write_tree(tmp_path / "src"), f"{memory}/{name}"
+def test_a_server_that_goes_away_while_it_is_read(name: str, memory_url: str, tmp_path: Path) -> None:
+    source, url = write_tree(tmp_path / "src"), f"{memory_url}/{name}"
     assert convert(source, url, ConvertOptions(**FORMS[name])).exit_code == 0
     with msformat.open(url) as dump, pytest.MonkeyPatch.context() as patch:
         unit = dump[0]  # held: one that nobody holds would be opened anew
@@ -142,8 +127,8 @@ def test_a_server_that_goes_away_while_it_is_read(name: str, memory: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["files", "hdf5", "zarr"])
-def test_objects_that_are_removed_while_they_are_read(name: str, memory: str, tmp_path: Path) -> None:
-    source, url = write_tree(tmp_path / "src"), f"{memory}/{name}"
+def test_objects_that_are_removed_while_they_are_read(name: str, memory_url: str, tmp_path: Path) -> None:
+    source, url = write_tree(tmp_path / "src"), f"{memory_url}/{name}"
     assert convert(source, url, ConvertOptions(**FORMS[name])).exit_code == 0
     with msformat.open(url) as dump:
         unit = dump[0]  # held: one that nobody holds would be opened anew

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -25,12 +24,7 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def memory() -> Iterator[None]:
-    # One for the whole process: other tests leave things in it, too.
-    fsspec.filesystem("memory").store.clear()
-    yield
-    fsspec.filesystem("memory").store.clear()
+pytestmark = pytest.mark.usefixtures("memory_url")
 
 
 @pytest.mark.parametrize("backend", ["files", "zarr"])

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 
 import msformat
 from msformat.cli import main
 from tests.loopback import served
-from tests.small_dumps import convert_whole, write_tree, write_unit
+from tests.small_dumps import FORMS, convert_whole, write_tree, write_unit
 
 UNITS = ("step0/rank0", "step0/rank1")
 
 
-@pytest.fixture
-def memory() -> Iterator[str]:
-    fs = fsspec.filesystem("memory")
-    yield "memory://diff"
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("files", {"to": "files"}), ("hdf5", {"to": "hdf5"}), ("zarr", {"to": "zarr"}), ("one.h5", {}), ("one.zarr", {})],
-)
+@pytest.mark.parametrize(("name", "options"), FORMS.items())
 def test_every_store_against_files_here_and_at_a_url(
-    tmp_path: Path, memory: str, name: str, options: dict[str, Any]
+    tmp_path: Path, memory_url: str, name: str, options: dict[str, Any]
 ) -> None:
     source = write_tree(tmp_path / "src", UNITS)
     other = write_tree(tmp_path / "other", UNITS)
@@ -40,9 +27,9 @@ def test_every_store_against_files_here_and_at_a_url(
     values = np.load(victim)
     values[2, 3] += 5
     np.save(victim, values)
-    for place in (tmp_path / "here", memory):
+    for place in (tmp_path / "here", memory_url):
         target = f"{place}/{name}"
-        if place != memory:
+        if place != memory_url:
             (tmp_path / "here").mkdir()
         convert_whole(other, target, **options)  # type: ignore[arg-type]
         found = msformat.diff(target, source)

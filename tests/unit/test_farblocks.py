@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,6 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.fixture
-def memory() -> Iterator[Any]:
-    fs = fsspec.filesystem("memory")
-    yield fs
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
-
-
 def _hdf5(*datasets: tuple[str, tuple[int, ...], tuple[int, ...] | None]) -> Any:
     """A file in memory, whose values are zeros but for one; chunks are stored as they are."""
     held = io.BytesIO()
@@ -58,9 +49,9 @@ def _hdf5(*datasets: tuple[str, tuple[int, ...], tuple[int, ...] | None]) -> Any
 
 
 @pytest.mark.parametrize("chunks", [None, (64, LENGTH)], ids=["contiguous", "chunked"])
-def test_a_row_of_a_large_tensor(chunks: tuple[int, ...] | None, memory: Any, fetched: list[int]) -> None:
+def test_a_row_of_a_large_tensor(chunks: tuple[int, ...] | None, memory_url: str, fetched: list[int]) -> None:
     shape = (ROWS, LENGTH)
-    memory.pipe_file("/bucket/d.h5", _hdf5(("x", shape, chunks)))
+    fsspec.filesystem("memory").pipe_file("/bucket/d.h5", _hdf5(("x", shape, chunks)))
     with open_store("hdf5", "memory://bucket/d.h5") as store:
         row = store.get("x")[ROWS // 2]
     assert row.shape == (LENGTH,)
@@ -71,20 +62,20 @@ def test_a_row_of_a_large_tensor(chunks: tuple[int, ...] | None, memory: Any, fe
     assert len(fetched) < 12
 
 
-def test_many_small_ones_need_few_requests(memory: Any, fetched: list[int]) -> None:
+def test_many_small_ones_need_few_requests(memory_url: str, fetched: list[int]) -> None:
     names = [f"x{number:04}" for number in range(1000)]
     data = _hdf5(*((name, (8, 16), None) for name in names))
-    memory.pipe_file("/bucket/d.h5", data)
+    fsspec.filesystem("memory").pipe_file("/bucket/d.h5", data)
     with open_store("hdf5", "memory://bucket/d.h5") as store:
         assert all(found.bits()[4, 5] == MARK for found in get_many(store, names))
     assert sum(fetched) < 1.5 * len(data)
     assert len(fetched) < len(data) // BLOCK
 
 
-def test_reads_as_any_file_does(memory: Any, tmp_path: Path) -> None:
+def test_reads_as_any_file_does(memory_url: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(4)
     data = rng.bytes(5 * BLOCK + 321)
-    memory.pipe_file("/bucket/f", data)
+    fsspec.filesystem("memory").pipe_file("/bucket/f", data)
     (tmp_path / "f").write_bytes(data)
     far = FarFile(open_filesystem("memory://bucket"), "f")
     with far, (tmp_path / "f").open("rb", buffering=0) as near:
@@ -100,8 +91,8 @@ def test_reads_as_any_file_does(memory: Any, tmp_path: Path) -> None:
         assert far.read() == near.read()
 
 
-def test_what_is_kept_is_bounded(memory: Any) -> None:
-    memory.pipe_file("/bucket/f", bytes(300 * BLOCK))
+def test_what_is_kept_is_bounded(memory_url: str) -> None:
+    fsspec.filesystem("memory").pipe_file("/bucket/f", bytes(300 * BLOCK))
     far = FarFile(open_filesystem("memory://bucket"), "f")
     for at in range(0, 300 * BLOCK, BLOCK // 2):
         far.seek(at)
@@ -109,8 +100,8 @@ def test_what_is_kept_is_bounded(memory: Any) -> None:
     assert len(far._blocks) <= 128
 
 
-def test_a_place_that_gives_less_is_an_error(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.pipe_file("/bucket/d.h5", _hdf5(("x", (64, 4096), None)))
+def test_a_place_that_gives_less_is_an_error(memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.filesystem("memory").pipe_file("/bucket/d.h5", _hdf5(("x", (64, 4096), None)))
     real = MemoryFileSystem.cat_file
     with open_store("hdf5", "memory://bucket/d.h5") as store:
         monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *a, **k: real(*a, **k)[:-1])

@@ -20,23 +20,7 @@ from msformat.errors import FormatError, StoreError
 from msformat.filesystem import RemoteFileSystem
 from msformat.verify import verify
 from tests.loopback import S3_ENVIRONMENT, served
-from tests.small_dumps import tree_bytes, write_tree, write_unit
-
-FORMS: dict[str, dict[str, Any]] = {
-    "files": {"to": "files"},
-    "hdf5": {"to": "hdf5"},
-    "zarr": {"to": "zarr"},
-    "one.h5": {},
-    "one.zarr": {},
-}
-
-
-@pytest.fixture
-def memory(request: pytest.FixtureRequest) -> Iterator[str]:
-    fs = fsspec.filesystem("memory")
-    yield "memory://bucket"
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+from tests.small_dumps import FORMS, tree_bytes, write_tree, write_unit
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +63,8 @@ def is_whole(url: str, src: Path, scratch: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_there_and_back(name: str, memory: str, src: Path, tmp_path: Path) -> None:
-    url = f"{memory}/{name}"
+def test_there_and_back(name: str, memory_url: str, src: Path, tmp_path: Path) -> None:
+    url = f"{memory_url}/{name}"
     run(src, url, **FORMS[name])
     is_whole(url, src, tmp_path / "back")
     with pytest.raises(StoreError, match="already exists"):
@@ -113,17 +97,17 @@ def test_s3_by_processes_and_between_urls(s3: str, src: Path, tmp_path: Path) ->
     is_whole(f"{s3}/copy.h5", src, tmp_path / "back")
 
 
-def test_plain_zarr_python_reads_what_was_uploaded(memory: str, src: Path, tmp_path: Path) -> None:
+def test_plain_zarr_python_reads_what_was_uploaded(memory_url: str, src: Path, tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr")
-    run(src, f"{memory}/one.zarr")
+    run(src, f"{memory_url}/one.zarr")
     # Its first release reads no objects that are not asked for asynchronously.
-    fsspec.filesystem("memory").get(f"{memory}/one.zarr", str(tmp_path / "one.zarr"), recursive=True)
+    fsspec.filesystem("memory").get(f"{memory_url}/one.zarr", str(tmp_path / "one.zarr"), recursive=True)
     root = zarr.open_group(tmp_path / "one.zarr", mode="r")
     document = json.loads(root["step0/rank/documents/dump.json"][:].tobytes())
     assert document == json.loads((src / "step0/rank/dump.json").read_bytes())
 
 
-def test_equal_content_travels_once(memory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_content_travels_once(memory_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {f"Functional.relu.{n}.forward": np.arange(1000, dtype=np.float32) for n in range(4)}
     src = tmp_path / "src"
     write_unit(src / "step0/rank", entries)
@@ -132,9 +116,9 @@ def test_equal_content_travels_once(memory: str, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         RemoteFileSystem, "write", lambda self, path, data: (sent.append(path), write(self, path, data))[1]
     )
-    run(src, f"{memory}/files", to="files")
+    run(src, f"{memory_url}/files", to="files")
     assert sum(path.endswith(".npy") for path in sent) == 1
-    assert objects(f"{memory}/files") == tree_bytes(src)
+    assert objects(f"{memory_url}/files") == tree_bytes(src)
 
 
 # --- unfinished ------------------------------------------------------------------------------------------------------
@@ -167,13 +151,13 @@ def _dying(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("replacing", [False, True])
 def test_nothing_unfinished_looks_finished(
-    name: str, replacing: bool, memory: str, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, replacing: bool, memory_url: str, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = write_tree(tmp_path / "old", count=2)
     with monkeypatch.context() as patch:
-        calls = len(_run_and_count(patch, src, f"{memory}/count/{name}", old if replacing else None, FORMS[name]))
+        calls = len(_run_and_count(patch, src, f"{memory_url}/count/{name}", old if replacing else None, FORMS[name]))
     for after in range(0, calls, max(1, calls // 8)):
-        url = f"{memory}/{after}/{name}"
+        url = f"{memory_url}/{after}/{name}"
         if replacing:
             run(old, url, **FORMS[name])
         with monkeypatch.context() as patch:
@@ -187,7 +171,7 @@ def test_nothing_unfinished_looks_finished(
             assert all(tensor.numpy().shape == (3, 4) for tensor in unit.tensors()), after
         run(src, url, overwrite=replacing, resume=not replacing, **FORMS[name])
         is_whole(url, src, tmp_path / f"back{after}")
-        above = objects(f"{memory}/{after}")
+        above = objects(f"{memory_url}/{after}")
         assert not [path for path in above if "partial" in path], after
 
 
@@ -206,20 +190,20 @@ def _units(url: str) -> list[Any]:
         return []
 
 
-def test_an_unfinished_unit_is_named(memory: str, src: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(src, f"{memory}/d", to="files")
+def test_an_unfinished_unit_is_named(memory_url: str, src: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(src, f"{memory_url}/d", to="files")
     fsspec.filesystem("memory").pipe_file("/bucket/d/step1/rank/.unit.msformat-partial-0123456789ab", b"x")
-    report = verify(f"{memory}/d")
+    report = verify(f"{memory_url}/d")
     assert report.exit_code == 1
     assert any("conversion is writing here, or died here" in text for text in report.problems)
     assert any("left by an unfinished run" in text for text in report.problems)
-    assert [key.path for key in msformat.open(f"{memory}/d").units] == ["step0/rank"]
-    assert main(["info", f"{memory}/d"]) == 1
+    assert [key.path for key in msformat.open(f"{memory_url}/d").units] == ["step0/rank"]
+    assert main(["info", f"{memory_url}/d"]) == 1
     assert "died here" in capsys.readouterr().err
 
 
 def test_who_was_only_thought_dead_does_not_finish(
-    memory: str, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    memory_url: str, src: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A second worker clears the place while the first is still at it."""
     import msformat.convert_remote as module
@@ -235,39 +219,44 @@ def test_who_was_only_thought_dead_does_not_finish(
         return report
 
     monkeypatch.setattr(module, "write_store", slow)
-    report = convert(src / "step0/rank", f"{memory}/d", ConvertOptions(to="files"))
+    report = convert(src / "step0/rank", f"{memory_url}/d", ConvertOptions(to="files"))
     assert "took this place over" in report.units[0].problems[0]
     assert second[1].problems == []
-    assert verify(f"{memory}/d").exit_code == 0
+    assert verify(f"{memory_url}/d").exit_code == 0
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_source_and_destination_in_each_other(memory: str, src: Path) -> None:
-    run(src, f"{memory}/a/b", to="files")
-    for there in (f"{memory}/a/b", f"{memory}/a", f"{memory}/a/b/step0/rank/x", f"{memory}/a/b.h5/../b"):
+def test_source_and_destination_in_each_other(memory_url: str, src: Path) -> None:
+    run(src, f"{memory_url}/a/b", to="files")
+    for there in (  # each below or above the source
+        f"{memory_url}/a/b",
+        f"{memory_url}/a",
+        f"{memory_url}/a/b/step0/rank/x",
+        f"{memory_url}/a/b.h5/../b",
+    ):
         with pytest.raises((StoreError, FormatError)):
-            convert(f"{memory}/a/b", there, ConvertOptions(overwrite=True))
+            convert(f"{memory_url}/a/b", there, ConvertOptions(overwrite=True))
 
 
-def test_memory_is_of_one_process(memory: str, src: Path) -> None:
+def test_memory_is_of_one_process(memory_url: str, src: Path) -> None:
     with pytest.raises(StoreError, match="one process"):
-        convert(src, f"{memory}/d", ConvertOptions(jobs=2))
+        convert(src, f"{memory_url}/d", ConvertOptions(jobs=2))
 
 
-def test_strangers_objects_stay(memory: str, src: Path) -> None:
+def test_strangers_objects_stay(memory_url: str, src: Path) -> None:
     fs = fsspec.filesystem("memory")
     fs.pipe_file("/bucket/d/mine.txt", b"mine")
     with pytest.raises(StoreError, match="already exists"):
-        convert(src, f"{memory}/d")
+        convert(src, f"{memory_url}/d")
     with pytest.raises(StoreError, match="holds no dump"):
-        convert(src, f"{memory}/d", ConvertOptions(overwrite=True))
-    run(src, f"{memory}/e", to="files")
+        convert(src, f"{memory_url}/d", ConvertOptions(overwrite=True))
+    run(src, f"{memory_url}/e", to="files")
     fs.pipe_file("/bucket/e/step0/rank/mine.txt", b"mine")
-    run(src, f"{memory}/e", to="zarr", overwrite=True)
-    assert objects(f"{memory}/e")["step0/rank/mine.txt"] == b"mine"
-    assert "step0/rank/dump.json" not in objects(f"{memory}/e")
+    run(src, f"{memory_url}/e", to="zarr", overwrite=True)
+    assert objects(f"{memory_url}/e")["step0/rank/mine.txt"] == b"mine"
+    assert "step0/rank/dump.json" not in objects(f"{memory_url}/e")
 
 
 def test_a_missing_bucket_is_an_error_in_words(s3: str, src: Path, capfd: pytest.CaptureFixture[str]) -> None:
