@@ -7,6 +7,7 @@ file, or the new one, and at worst a temporary that :func:`is_temporary` recogni
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -42,6 +43,7 @@ _STEM_BYTES = 180
 _AT_ONCE = 8
 # Rights of the group and of others.
 _OTHERS = 0o077
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 # Less is not worth the call.
 BEGIN_FROM = 1 << 16
 
@@ -75,7 +77,7 @@ def atomic_file(path: str | os.PathLike[str], *, fsync: bool = True) -> Iterator
         # Mode "xb" refuses to follow a symlink somebody planted under the temporary's name.
         stream = open(temporary, "xb")  # noqa: SIM115 (closed below, before the rename)
     try:
-        with stream:
+        with _naming_full(path), stream:
             mode = make_private(stream.fileno())
             yield stream
             stream.flush()
@@ -98,6 +100,17 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+
+
+@contextlib.contextmanager
+def _naming_full(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Have a disk that takes no more name the file that was asked for; the system names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
@@ -164,7 +177,7 @@ def usual_mode(path: str, *, directory: bool) -> int:
 def output_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open what a user named for writing: :func:`atomic_file`, but a device or pipe is written into, never replaced."""
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
-        with Path(path).open("wb") as stream:
+        with _naming_full(path), Path(path).open("wb") as stream:
             yield stream
         return
     with atomic_file(path, fsync=False) as stream:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -92,6 +93,8 @@ def for_each_unit(dump: Dump, arguments: argparse.Namespace, action: Callable[[A
         except BrokenPipeError:
             raise
         except BAD_UNIT as error:
+            # Raises again where it was the output that could not be written, which is no fault of the unit.
+            sys.stdout.flush()
             problem(f"{key}: {error}" if str(error) else f"{key}: {type(error).__name__}")
             failed += 1
     return (1 if failed else 0) if done else 2

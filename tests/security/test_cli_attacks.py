@@ -221,25 +221,70 @@ def test_a_url_whose_library_is_missing_is_one_line(
     assert "https://localhost/dump" in err
 
 
+def in_a_process(tmp_path: Path, command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment.pop("PYTHONUNBUFFERED", None)  # what is buffered fails once more at exit
+    more.setdefault("stdout", subprocess.PIPE)
+    done = subprocess.run(
+        command, shell=True, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, check=False, **more
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
 @pytest.mark.parametrize(
     ("arguments", "streams", "code"),
     [
         ("info dump", ">&-", 0), ("ls dump", ">&-", 0), ("info nowhere", "2>&-", 2), ("info dump", "<&- >&- 2>&-", 0),
         ("convert dump out.h5", "<&- >&- 2>&-", 0), ("info nowhere", "2>/dev/full", 2), ("ls dump", ">/dev/full", 2),
+        ("nonsense", "2>/dev/full", 2),
     ],
 )  # fmt: skip
 def test_closed_and_full_streams(dump: Path, tmp_path: Path, arguments: str, streams: str, code: int) -> None:
-    command = f"{sys.executable} -m msformat {arguments} {streams}"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    environment.pop("PYTHONUNBUFFERED", None)  # what is buffered fails once more at exit
-    done = subprocess.run(
-        command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert "Traceback" not in done.stderr
+    done = in_a_process(tmp_path, f"{sys.executable} -m msformat {arguments} {streams}")
     assert done.returncode == code, done.stderr
     if "out.h5" in arguments:
         # No stream's descriptor became that of the file.
         assert main(["verify", str(tmp_path / "out.h5")]) == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", ["", "--help", "--version", f"show dump {KEY}", "table dump --csv /dev/full"])
+def test_a_full_output_is_one_line_that_names_it(dump: Path, tmp_path: Path, arguments: str) -> None:
+    streams = "" if "/dev/full" in arguments else ">/dev/full"
+    done = in_a_process(tmp_path, f"{sys.executable} -m msformat {arguments} {streams}")
+    assert done.returncode == 2
+    name = "standard output" if streams else "/dev/full"
+    assert done.stderr == f"msformat: {name}: no space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", ["", "convert --help", "--version"])
+def test_help_for_a_reader_who_has_left(tmp_path: Path, arguments: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = in_a_process(tmp_path, f"{sys.executable} -m msformat {arguments}", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_current_directory_that_is_gone(dump: Path, tmp_path: Path) -> None:
+    command = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m msformat convert {dump} out"
+    done = in_a_process(tmp_path, command)
+    assert done.returncode == 2
+    assert done.stderr == "msformat: the current directory: no such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [("info", "d", "\x1b[31m\u202e"), ("\x1b[31m\u202e",), ("ls", "d", "--steps=\x1b[31m")]
+)
+def test_arguments_that_are_wrong_drive_no_terminal(capsys: pytest.CaptureFixture[str], arguments: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    err = capsys.readouterr().err
+    assert "\\x1b[31m" in err
+    assert "\x1b" not in err
+    assert "\u202e" not in err
 
 
 def test_a_chain_of_parents_costs_neither_memory_nor_time(dump: Path, capsys: pytest.CaptureFixture[str]) -> None:
