@@ -48,7 +48,7 @@ __all__ = [
 # In order of badness; the verdict of several is the worst of them.
 #   same        bit for bit
 #   close       not the same bits, but within the thresholds
-#   unknown     shape and type agree, and nothing else can be compared (structure dumps, empty statistics)
+#   unknown     shape and type agree, and nothing else can be compared (structure dumps, unwritten memory)
 #   only_a      the other dump has no such tensor or call
 #   only_b
 #   unreadable  one side is damaged; reasons say which

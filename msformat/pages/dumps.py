@@ -24,6 +24,7 @@ from msformat.reader import Dump
 from msformat.table import Table
 from msformat.unit import Unit
 from msformat.units import UnitKey
+from msformat.unwritten import is_unwritten
 
 __all__ = ["DumpPages", "find_tensor", "gradient_norm", "tree_of"]
 
@@ -119,7 +120,7 @@ class DumpPages:
         problems = [text for text in unit.problems if text != unit.incomplete_reason]
         notes = dict.fromkeys([*incomplete, *problems, *(str(warning.message) for warning in said)])
         owners, sorting = _owners(table, keys)
-        columns = _tensor_columns(table, sorting)
+        columns = _tensor_columns(table, sorting, unit.header.framework)
         return UnitPage(
             label=self._keys[at].path,
             facts=_facts(unit),
@@ -175,7 +176,7 @@ def _facts(unit: Unit) -> dict[str, str]:
     return {name: value for name, value in facts.items() if value}
 
 
-def _tensor_columns(table: Table, sorting: NDArray[np.int64]) -> dict[str, Column]:
+def _tensor_columns(table: Table, sorting: NDArray[np.int64], framework: str) -> dict[str, Column]:
     """Columns of a table as pages have them, in another order."""
     statistics = {name: table.numbers(name)[sorting] for name in STATISTICS}
     dtypes = table["dtype"][sorting]
@@ -185,19 +186,23 @@ def _tensor_columns(table: Table, sorting: NDArray[np.int64]) -> dict[str, Colum
         "dtype": dtypes.tolist(),
         "shape": _spelled_shapes(table["shape"][sorting]),
         "saved": np.array([name is not None for name in table["data_name"][sorting]], dtype=np.uint8),
-        "health": _health(table[sorting], statistics, dtypes),
+        "health": _health(table[sorting], statistics, dtypes, framework),
         "absent": _absent(statistics.values()),
         **{STATISTICS[name]: values.filled(np.nan) for name, values in statistics.items()},
     }
 
 
-def _health(table: Table, statistics: Mapping[str, Numbers], dtypes: NDArray[Any]) -> NDArray[np.uint8]:
-    """The health of each row; -inf is no mask in a backward or a parameter."""
+def _health(table: Table, statistics: Mapping[str, Numbers], dtypes: NDArray[Any], framework: str) -> NDArray[np.uint8]:
+    """The health of each row; -inf is no mask in a backward or a parameter, and unwritten memory is never at fault."""
     found = health_of(statistics, dtypes)
-    for row in np.flatnonzero(found == Health.MASKED).tolist():
-        name = parse_entry(table["entry"][row])
-        if table["slot"][row] in ("parameters", _GRADIENTS) or (name is not None and name.stage == "backward"):
-            found[row] = Health.INFINITE
+    for row in np.flatnonzero(found >= Health.MASKED).tolist():
+        entry, slot = table["entry"][row], table["slot"][row]
+        if is_unwritten(entry, slot, table["path"][row], framework):
+            found[row] = Health.FINE
+        elif found[row] == Health.MASKED:
+            name = parse_entry(entry)
+            if slot in ("parameters", _GRADIENTS) or (name is not None and name.stage == "backward"):
+                found[row] = Health.INFINITE
     return found
 
 
