@@ -27,6 +27,7 @@ from msformat.convert_unit import (
     is_done,
     open_source,
     plan_job,
+    skipped_report,
     write_store,
 )
 from msformat.credentials import hide_credentials
@@ -168,7 +169,7 @@ def _group_unit(job: UnitJob, url: str, progress: Progress | None = None) -> Uni
             plan = plan_job(job, source)
             place = Place(f"{url}/{group}", zarr=True)
             if place.is_finished and _group_is_done(job, plan, url):
-                return UnitReport(group, plan.entries, len(plan.tensors), skipped=True)
+                return skipped_report(job, plan)
             with place.claimed(replacing=True):
                 report = write_store(job, source, plan, url, group, progress)
     except (MsformatError, OSError) as error:

@@ -43,6 +43,7 @@ __all__ = [
     "open_source",
     "plan_job",
     "plan_only",
+    "skipped_report",
     "write_store",
 ]
 
@@ -186,7 +187,13 @@ def already_there(job: UnitJob, plan: UnitPlan, directory: str) -> UnitReport:
         # Also without --resume: the worker that wrote it may have died before it could say so.
         if not is_done(store, plan):
             raise StoreError(f"{directory}: already holds another unit; --overwrite replaces it")
-        return UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True)
+        return skipped_report(job, plan)
+
+
+def skipped_report(job: UnitJob, plan: UnitPlan) -> UnitReport:
+    """The report of a unit that is there already. What its source lacks, it lacks as well."""
+    counts = (plan.entries, len(plan.tensors))
+    return UnitReport(job.key.path, *counts, problems=plan.problems, notes=plan.notes, skipped=True)
 
 
 def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = None) -> UnitReport:
@@ -349,7 +356,7 @@ def all_done(jobs: Sequence[UnitJob], location: str) -> list[UnitReport] | None:
                 plan = plan_job(job, source, _scratch_beside(location))
                 if not is_done(store, plan):
                     return None
-                reports.append(UnitReport(job.key.path, plan.entries, len(plan.tensors), skipped=True))
+                reports.append(skipped_report(job, plan))
     except (MsformatError, OSError):
         return None
     return reports

@@ -18,7 +18,7 @@ from msformat.atomic import is_temporary
 from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
 from msformat.foreign import FORMS, find_foreign
-from msformat.lookalikes import describe_directory, describe_file
+from msformat.lookalikes import describe_directory, describe_file, describe_no_unit
 from msformat.names import natural_key
 from msformat.stores.registry import store_class
 from msformat.unitfiles import (
@@ -41,7 +41,7 @@ __all__ = ["JOURNAL_NAME", "UnitKey", "UnitLocation", "find_units", "parse_unit_
 _HDF5_SUFFIXES = (".h5", ".hdf5")
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
-_NEARLY = re.compile(r"(step|rank|proc)[_-]?[0-9]+", re.IGNORECASE)
+_NEARLY = re.compile(r"(step|rank|proc)[ _-]?[0-9]+", re.IGNORECASE)
 _ODD_NAME = "no name of a step or rank: left alone"
 
 _SEARCH_DEPTH = 3
@@ -96,8 +96,7 @@ def find_units(path: str | os.PathLike[str]) -> tuple[list[UnitLocation], list[s
     units
         In order of their keys, at least one.
     problems
-        What a user should know: links that lead outside and other things left alone, separate runs side by side, data
-        kept twice.
+        What a user should know: links that lead outside and other things left alone, separate runs, data kept twice.
 
     Raises
     ------
@@ -309,7 +308,7 @@ class _Finder:
     def note_no_unit(self, path: str, items: Sequence[Item]) -> None:
         """Say that nothing is in a directory, unless that it cannot be listed was said already."""
         if path not in self.unlisted:
-            self.note(path, _no_unit(path, items))
+            self.note(path, describe_no_unit(os.path.basename(path), items))
 
     def list(self, path: str) -> list[Item]:
         """What may be read in a directory; the rest is noted."""
@@ -332,7 +331,7 @@ class _Finder:
 
     def tree(self, path: str, items: Iterable[Item], context: _Context) -> None:
         """Units in branches, steps and ranks below a directory."""
-        nearly: list[str] = []
+        rest: list[Item] = []
         for item in items:
             if item.kind != "directory":
                 continue
@@ -344,10 +343,15 @@ class _Finder:
                 self.step(below, replace(context, step=step))
             elif item.name in BRANCHES and context == _Context():
                 self.tree(below, self.list(below), _Context(branch=item.name))
-            elif _NEARLY.fullmatch(item.name):
-                nearly.append(below)
-        for below in nearly:
-            if not self.is_taken_over(below):
+            else:
+                rest.append(item)
+        self.note_nearly(path, rest)
+
+    def note_nearly(self, path: str, items: Iterable[Item]) -> None:
+        """Name directories that a person may take for a step or rank."""
+        for item in items:
+            below = join(path, item.name)
+            if item.kind == "directory" and _NEARLY.fullmatch(item.name) and not self.is_taken_over(below):
                 self.note(below, _ODD_NAME)
 
     def is_taken_over(self, path: str) -> bool:
@@ -361,9 +365,9 @@ class _Finder:
         before = len(self.units)
         ranks = [item for item in items if item.kind == "directory" and is_rank_label(item.name)]
         self.tree(path, ranks, context)
-        if len(self.units) > before or self.unit(path, items, context):
-            return
-        if not ranks:
+        if len(self.units) > before:
+            self.note_nearly(path, (item for item in items if not is_rank_label(item.name)))
+        elif not self.unit(path, items, context) and not ranks:
             self.note_no_unit(path, items)
 
     def unit(self, path: str, items: Sequence[Item], context: _Context, *, expected: bool = False) -> bool:
@@ -429,11 +433,6 @@ class _Finder:
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
-
-
-def _no_unit(path: str, items: Sequence[Item]) -> str:
-    hint = describe_directory(os.path.basename(path), items)
-    return f"no dump in it ({hint or f'no {DOCUMENTS[0]}, {DOCUMENTS[1]}, dump.h5 or dump.zarr'}): left alone"
 
 
 def _nothing(location: str, hint: str | None, problems: Sequence[str]) -> str:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from msformat.filesystem import Item
+from msformat.unitfiles import DOCUMENTS
 
-__all__ = ["describe_directory", "describe_file"]
+__all__ = ["describe_directory", "describe_file", "describe_no_unit"]
 
 _ZARR_V2 = {".zgroup", ".zarray", ".zmetadata"}
 _CHECKPOINT_FILE = re.compile(
@@ -42,6 +43,12 @@ def describe_directory(name: str, items: Sequence[Item]) -> str | None:
         if any(file.endswith(suffix) for file in files):
             return f"it holds {suffix} files without dump.json, under names that save of a static graph does not give"
     return None
+
+
+def describe_no_unit(name: str, items: Sequence[Item]) -> str:
+    """Why a directory, which by its name is a unit, is none."""
+    hint = describe_directory(name, items)
+    return f"no dump in it ({hint or f'no {DOCUMENTS[0]}, {DOCUMENTS[1]}, dump.h5 or dump.zarr'}): left alone"
 
 
 def describe_file(name: str) -> str | None:

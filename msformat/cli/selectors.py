@@ -67,7 +67,7 @@ def _parts(text: str) -> list[str]:
 
 
 def _interval(part: str) -> range | None:
-    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
+    found = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
     if found is None:
         return None
     first = int(found[1])

@@ -29,7 +29,7 @@ from msformat.atomic import (
 )
 from msformat.dtypes import DType
 from msformat.errors import CorruptTensorError, FormatError, StoreError, UnsafeInputError
-from msformat.filesystem import FileSystem, LocalFileSystem, is_url, join, open_filesystem
+from msformat.filesystem import FileSystem, Item, LocalFileSystem, is_url, join, open_filesystem
 from msformat.names import natural_key, safe_data_name
 from msformat.room import check_document, check_packing
 from msformat.stores.base import Mode, ReadOnlyBuffer, Store, StoredTensor, StoreOptions
@@ -44,6 +44,8 @@ __all__ = ["DATA_DIRECTORY", "FilesStore"]
 
 DATA_DIRECTORY = "dump_tensor_data"
 _JOURNAL = "journal.jsonl"
+# What no directory is called.
+_DOCUMENTS = frozenset({"dump.json", "debug.json", "stack.json", "construct.json"})
 _DOCUMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 # msprobe rewrites dump.json in place while a run goes on: up to this size readers keep what they saw.
 _MAP_DOCUMENT = 256 << 20
@@ -361,8 +363,11 @@ class FilesStore(Store):
         return 2 * sum(not any(self._files.read(name, start, _LOOK_BYTES)) for start in starts) > _LOOKS
 
     def documents(self) -> tuple[str, ...]:
-        """Every regular file beside ``dump_tensor_data`` that is no store, journal or temporary."""
-        found = (item.name for item in self._files.list("") if item.kind == "file")
+        """Every regular file beside ``dump_tensor_data`` that is no store, journal or temporary.
+
+        A directory that is called as a document is listed, too, so that reading it tells.
+        """
+        found = (item.name for item in self._files.list("") if item.kind == "file" or _is_misnamed(item))
         return tuple(sorted(name for name in found if _is_document(name)))
 
     # --- life --------------------------------------------------------------------------------------------------
@@ -400,6 +405,10 @@ class FilesStore(Store):
 
 def _suffix(key: str) -> str:
     return ".pt" if key.endswith(".pt") else ".npy"
+
+
+def _is_misnamed(item: Item) -> bool:
+    return item.kind == "directory" and item.name in _DOCUMENTS
 
 
 def _is_document(name: str) -> bool:

@@ -17,6 +17,7 @@ from msformat.errors import FormatError, StoreError
 from msformat.model import Header
 from msformat.writer import DumpWriter
 from tests.small_dumps import (
+    FORMS,
     FRAMES,
     convert_whole,
     load_json,
@@ -75,6 +76,20 @@ def test_names_that_lead_outside_are_refused_by_name(tmp_path: Path, name: str) 
     out = tmp_path / "out" / "step0" / "rank"
     assert (out / "dump_tensor_data" / "Functional.relu.1.forward.output.0.npy").is_file()
     assert (out / "dump.json").read_bytes() == (unit / "dump.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["dump.json", "stack.json", "construct.json"])
+def test_a_directory_in_the_place_of_a_document_is_named(tmp_path: Path, name: str) -> None:
+    src = write_tree(tmp_path / "src", ["step0/rank0", "step0/rank1"])
+    (src / "step0" / "rank0" / name).unlink()
+    (src / "step0" / "rank0" / name).mkdir()
+    report = run_convert(src, tmp_path / "out.h5")
+    assert report.exit_code == 1
+    assert [unit.tensors for unit in report.units] == [3, 3]
+    bad, good = report.units
+    assert len(bad.problems) == 1
+    assert f"rank0/{name}: is not a regular file" in bad.problems[0]
+    assert not good.problems
 
 
 def test_one_bad_rank_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -158,6 +173,20 @@ def test_resume_keeps_finished_units(tmp_path: Path, to: str) -> None:
     report = convert_whole(src, tmp_path / "out", to=to, resume=True)
     assert [unit.skipped for unit in report.units] == [True, False]
     assert {path: path.stat().st_ino for path in before} == before
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_finished_unit_lacks_is_said_again(tmp_path: Path, name: str) -> None:
+    src = write_tree(tmp_path / "src", ["step0/rank0", "step0/rank1"])
+    lost = "Functional.relu.1.forward.output.0.npy"
+    (src / "step0" / "rank0" / "dump_tensor_data" / lost).unlink()
+    first = run_convert(src, tmp_path / name, **FORMS[name])
+    again = run_convert(src, tmp_path / name, resume=True, **FORMS[name])
+    assert [unit.skipped for unit in again.units] == [True, True]
+    assert lost in first.units[0].problems[0]
+    for report in (first, again):
+        assert report.exit_code == 1
+        assert [unit.problems for unit in report.units] == [first.units[0].problems, []]
 
 
 @pytest.mark.parametrize("name", ["out.h5", "out.zarr"])

@@ -368,6 +368,18 @@ def test_nothing_there(tmp_path: Path) -> None:
 KERNEL = "rank_0/Net/0/0/ReLU.Default_ReLU-op0.0.0.1796014176174393.output.0.DefaultFormat.Float32.npy"
 
 
+def test_names_that_are_nearly_those_of_steps_and_ranks_are_told(tmp_path: Path) -> None:
+    beside = ["step00", "Step1", "step_2", "step1000000000000000000"]
+    within = ["rank00", "rank01", "RANK2", "rank-3", "rank 4", "step5"]
+    odd = [*beside, *(f"step0/{name}" for name in within)]
+    units = ["step0/rank", "step0/rank0", "step0/proc7", "step10/rank0"]
+    make(tmp_path, *(f"{name}/dump.json" for name in [*units, *odd]))
+    found, problems = find_units(tmp_path)
+    assert [unit.key.path for unit in found] == ["step0/proc7", "step0/rank", "step0/rank0", "step10/rank0"]
+    told = [text for text in problems if text.endswith("no name of a step or rank: left alone")]
+    assert sorted(told) == sorted(f"{tmp_path}/{name}: no name of a step or rank: left alone" for name in odd)
+
+
 @pytest.mark.parametrize(
     ("names", "named", "looks"),
     [
