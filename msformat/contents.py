@@ -189,14 +189,17 @@ class Side(Generic[D]):
 
 
 def load_stack(store: Store | None, source: str, replayed: Replayed | None) -> Side[StackDocument]:
-    """Call stacks from the document, else from the journal. One of a strange shape is left out, never an error."""
+    """Call stacks from the document, else from the journal. One of a strange shape is left out, never an error.
+
+    Neither is one that this user may not read.
+    """
     name = f"{source}/stack.json"
     try:
         data = store.get_document("stack.json") if store is not None else None
         if data is not None:
             document = StackDocument.parse(data, name)
             return Side(document, problems=tuple(document.problems))
-    except FormatError as error:
+    except (FormatError, PermissionError) as error:
         failure = f"call stacks left out: {error}"
         return Side(StackDocument((), "8.1", name), failure, (failure,))
     groups = replayed.stack_groups if replayed is not None else ()
@@ -211,7 +214,7 @@ def load_construct(store: Store | None, source: str, replayed: Replayed | None) 
         if data is not None:
             document = ConstructDocument.parse(data, name)
             return Side(document, problems=tuple(document.problems))
-    except FormatError as error:
+    except (FormatError, PermissionError) as error:
         failure = f"the call tree is left out: {error}"
         return Side(ConstructDocument({}, name), failure, (failure,))
     return Side(ConstructDocument(replayed.parents if replayed is not None else {}, name))

@@ -213,7 +213,10 @@ def convert_into(job: UnitJob, location: str, progress: UnitProgress | None = No
     except (MsformatError, OSError) as error:
         return failed_report(job, error)
     with source:
-        plan = plan_job(job, source, _scratch_beside(location))
+        try:
+            plan = plan_job(job, source, _scratch_beside(location))
+        except (MsformatError, OSError) as error:
+            return failed_report(job, error)
         report = write_store(job, source, plan, location, job.key.path, progress)
     after, files_after = disk_usage(place)
     report.bytes_out, report.files_out = after - before, files_after - files_before
@@ -373,14 +376,17 @@ def _source_usage(source: UnitLocation, logical: int) -> tuple[int, int]:
 
 
 def disk_usage(path: str) -> tuple[int, int]:
-    """Bytes and number of files at a path, each hard link once; (0, 0) where nothing is."""
+    """Bytes and number of files at a path, each hard link once; (0, 0) where nothing is. Vanished ones are left out."""
     if os.path.isfile(path):
         return os.path.getsize(path), 1
     total, count = 0, 0
     seen: set[tuple[int, int]] = set()
     for directory, _, names in os.walk(path):
         for name in names:
-            found = os.lstat(os.path.join(directory, name))
+            try:
+                found = os.lstat(os.path.join(directory, name))
+            except OSError:
+                continue
             count += 1
             if (found.st_dev, found.st_ino) not in seen:
                 seen.add((found.st_dev, found.st_ino))

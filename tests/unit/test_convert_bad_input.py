@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
+import msformat
 from msformat.atomic import temporary_sibling
 from msformat.dtypes import dtype_named
 from msformat.errors import FormatError, StoreError
+from msformat.filesystem import Item, LocalFileSystem
 from msformat.model import Header
 from msformat.writer import DumpWriter
 from tests.small_dumps import (
@@ -90,6 +94,42 @@ def test_a_directory_in_the_place_of_a_document_is_named(tmp_path: Path, name: s
     assert len(bad.problems) == 1
     assert f"rank0/{name}: is not a regular file" in bad.problems[0]
     assert not good.problems
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_unit_that_may_not_be_read_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    src = write_tree(tmp_path / "src", ["step0/rank0", "step0/rank1"])
+    listing = LocalFileSystem.list
+
+    def refuse(fs: LocalFileSystem, path: str) -> list[Item]:
+        if fs.describe(path) == str(src / "step0/rank0/dump_tensor_data"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), fs.describe(path))
+        return listing(fs, path)
+
+    monkeypatch.setattr(LocalFileSystem, "list", refuse)
+    report = run_convert(src, tmp_path / name, **FORMS[name])
+    assert report.exit_code == 1
+    bad, good = report.units
+    assert bad.failed
+    assert "rank0/dump_tensor_data" in bad.problems[0]
+    assert (good.tensors, good.problems) == (3, [])
+    assert [str(key) for key in msformat.open(tmp_path / name).units] == ["step0/rank1"]
+
+
+def test_a_file_that_vanishes_while_sizes_are_added_up_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    src = write_tree(tmp_path / "src", ["step0/rank0"])
+    look = os.lstat
+
+    def lose(path: Any, **more: Any) -> os.stat_result:
+        if str(path) == str(src / "step0/rank0/stack.json"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return look(path, **more)
+
+    monkeypatch.setattr(os, "lstat", lose)
+    report = convert_whole(src, tmp_path / "out")
+    assert report.units[0].files_in == 5
 
 
 def test_one_bad_rank_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import msformat
 from msformat import lazy
+from msformat.filesystem import LocalFileSystem
 from tests.judges import judge
 from tests.unit.reader_dumps import RELU, VALUES, X, entries, record, write_tensor, write_unit
 
@@ -321,3 +324,25 @@ def test_without_notes_the_message_carries_it(monkeypatch: pytest.MonkeyPatch) -
         lazy.reading("e", "here"),
     ):
         raise msformat.StoreError("broken")
+
+
+@pytest.mark.parametrize("name", ["stack.json", "construct.json"])
+def test_a_side_document_that_may_not_be_read_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    unit = write_unit(tmp_path / "step0/rank0", entries())
+    (unit / name).write_text("{}")
+    mapped = LocalFileSystem.map
+
+    def refuse(fs: LocalFileSystem, path: str, **more: Any) -> Any:
+        if path == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), fs.describe(path))
+        return mapped(fs, path, **more)
+
+    monkeypatch.setattr(LocalFileSystem, "map", refuse)
+    with msformat.open(tmp_path) as dump:
+        found = dump[0, 0]
+        assert len(found) > 0
+        assert any("left out" in text and name in text for text in found.problems)
+        with pytest.warns(UserWarning, match=name):
+            assert not (found.stack if name == "stack.json" else found.parent)(RELU)
