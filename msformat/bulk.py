@@ -31,7 +31,7 @@ def read_many(
     unit: Unit, tensors: Iterable[str | Tensor], on_error: OnError | None
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Names and values in the order of ``tensors``; see :meth:`msformat.unit.Unit.read`."""
-    waiting, types = iter(tensors), _DeclaredTypes(unit)
+    waiting, types = map(_checked, tensors), _DeclaredTypes(unit)
     while batch := list(islice(waiting, _BATCH)):
         for (item, name), stored in zip(map(_named, batch), _stored(unit, batch), strict=True):
             try:
@@ -47,17 +47,27 @@ def _named(item: str | Tensor) -> tuple[str | Tensor, str]:
     return item, (item.data_name or item.label) if isinstance(item, Tensor) else item
 
 
+def _checked(item: Any) -> str | Tensor:
+    if not isinstance(item, (str, Tensor)):
+        raise TypeError(f"read() takes names and tensors, not {type(item).__name__}: {item!r:.80}")
+    return item
+
+
 def _stored(unit: Unit, batch: list[str | Tensor]) -> list[Found]:
-    found = iter(get_many(unit.store, [name for item in batch if (name := _key(item)) is not None]))
-    return [next(found) if _key(item) is not None else attempt(_why_no_data, item) for item in batch]
+    found = iter(get_many(unit.store, [name for item in batch if (name := _key(unit, item)) is not None]))
+    return [next(found) if _key(unit, item) is not None else attempt(_alone, item) for item in batch]
 
 
-def _key(item: str | Tensor) -> str | None:
-    return item.data_name if isinstance(item, Tensor) else item
+def _key(unit: Unit, item: str | Tensor) -> str | None:
+    """The name of what this unit's store has. Another unit has other values under the same name."""
+    if isinstance(item, str):
+        return item
+    other = item.entry.unit
+    return item.data_name if other is unit or other.location == unit.location else None
 
 
-def _why_no_data(item: Any) -> StoredTensor:
-    stored: StoredTensor = item.stored  # raises
+def _alone(item: Any) -> StoredTensor:
+    stored: StoredTensor = item.stored  # where there are no data, says why
     return stored
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from msformat.arguments import path_text
 from msformat.errors import BackendMissingError, MsformatError, StoreError
 
 __all__ = ["cluster_executor", "shared_path"]
@@ -112,5 +113,5 @@ def _here() -> bool:
 
 def shared_path(path: str | os.PathLike[str]) -> str:
     """A path as processes with another working directory find it; URLs as they are."""
-    text = os.fspath(path).removeprefix("file://")
+    text = path_text(path).removeprefix("file://")
     return text if "://" in text or not text else os.path.abspath(text)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from msformat import arguments
 from msformat.atomic import make_directories, make_private, temporary_sibling
 from msformat.convert_remote import convert_remote_single, convert_remote_unit
 from msformat.convert_unit import (
@@ -112,15 +113,16 @@ class ConvertOptions:
             ("layout", self.layout, LAYOUTS),
         )
         for name, value, allowed in choices:
-            if value is not None and value not in allowed:
-                raise FormatError(f"{name}={value!r}: choose one of {', '.join(allowed)}")
-        if self.jobs < 1:
-            raise FormatError(f"jobs={self.jobs}: at least 1")
+            if value is not None or name == "layout":
+                arguments.require_one_of(name, value, allowed)
+        arguments.require_at_least(1, jobs=self.jobs)
+        arguments.require_instance("compression", self.compression, str)
+        arguments.settle_selection(self)
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """``filter`` as a tuple."""
-        return (self.filter,) if isinstance(self.filter, str) else tuple(self.filter)
+        return arguments.several_texts("filter", self.filter)
 
     @property
     def rewrite(self) -> Rewrite:
@@ -200,8 +202,9 @@ def convert(
     FormatError
         The source holds no dump, an option makes no sense, or nothing matches the steps, ranks or filter.
     """
-    options = options or ConvertOptions()
-    source, destination = _ends(os.fspath(src), os.fspath(dst), options, executor)
+    options = options if options is not None else ConvertOptions()
+    arguments.require_instance("options", options, ConvertOptions)
+    source, destination = _ends(arguments.path_text(src), arguments.path_text(dst), options, executor)
     found, problems = find_units(source)
     locations = with_layout(found, options.layout)
     report = ConvertReport(problems=list(problems))

@@ -211,12 +211,16 @@ class Tensor:
         return found if dtype is None else found.astype(dtype, copy=bool(copy))
 
     def _read(self, selection: Selection) -> LogicalBits:
+        unit = self.entry.unit
+        found = unit.unclosed(lambda: self._read_once(selection))
+        if found.note:
+            warnings.warn(f"{unit.path}: {found.note}", stacklevel=3)
+        return found
+
+    def _read_once(self, selection: Selection) -> LogicalBits:
         stored = self.stored
         with reading(self.entry.key, self.entry.unit.path):
-            found = logical_bits(stored, self.meta.dtype, selection)
-        if found.note:
-            warnings.warn(f"{self.entry.unit.path}: {found.note}", stacklevel=3)
-        return found
+            return logical_bits(stored, self.meta.dtype, selection)
 
     @property
     def label(self) -> str:

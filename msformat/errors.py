@@ -106,9 +106,9 @@ class _NotFoundError(MsformatError, KeyError):
     what = "key"
 
     def __init__(self, key: str, where: str, candidates: Iterable[str] = (), *, reason: str = "") -> None:
-        known = list(candidates)
-        near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
-        if not near and key:  # a part of a name, or another case
+        known = list(candidates) if isinstance(key, str) else []  # nothing is like a number
+        near = difflib.get_close_matches(key, known, n=3, cutoff=0.6) if known else []
+        if not near and known and key:  # a part of a name, or another case
             near = [name for name in known if key.lower() in name.lower()][:3]
         hint = f"; near matches: {', '.join(map(repr, near))}" if near else ""
         super().__init__(f"{where}: no {self.what} {key!r}{f': {reason}' if reason else ''}{hint}")

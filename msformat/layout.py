@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from msformat.arguments import path_text
 from msformat.atomic import is_temporary
 from msformat.errors import FormatError, MsformatError, StoreError, UnsafeInputError
 from msformat.filesystem import FileSystem, Item, is_url, join, open_filesystem
@@ -107,7 +108,7 @@ def find_units(path: str | os.PathLike[str]) -> tuple[list[UnitLocation], list[s
     BackendMissingError
         A URL or container whose library is not installed.
     """
-    location = _trimmed(os.fspath(path).removeprefix("file://"))
+    location = _trimmed(path_text(path).removeprefix("file://"))
     try:
         found = _find(location)
     except OSError as error:

@@ -11,9 +11,11 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msformat.arguments import path_text, require_instance
 from msformat.entries import Entry, Tensor
 from msformat.errors import MsformatError, UnitNotFoundError
 from msformat.families import choose_units, find_family
@@ -61,7 +63,7 @@ def open_dump(path: str | os.PathLike[str], *, layout: str = "framework") -> Dum
     (2, 5, 8)
     """
     locations, problems = find_units(path)
-    return Dump(os.fspath(path), with_layout(locations, layout), problems)
+    return Dump(path_text(path), with_layout(locations, layout), problems)
 
 
 class Dump:
@@ -133,7 +135,7 @@ class Dump:
             No such unit; says which there are.
         """
         found = parse_unit_path(key) if isinstance(key, str) else key
-        if found is None or found not in self._locations:
+        if not isinstance(found, UnitKey) or found not in self._locations:
             raise UnitNotFoundError(str(key), self.path, reason=self._available())
         held = self._open.get(found)  # not "or": asking an empty unit whether it is true would index it
         return held if held is not None else self._open.setdefault(found, Unit(self._locations[found]))
@@ -148,12 +150,11 @@ class Dump:
         """
         if isinstance(index, (UnitKey, str)):
             return self.unit(index)
-        step, *rest = index if isinstance(index, tuple) else (index,)
-        if len(rest) > 2:
+        found = self._indexed(index)
+        if found is None:
             raise UnitNotFoundError(
                 str(index), self.path, reason="index a dump as [step, rank] or [step, rank, branch]"
             )
-        found = [key for key in self._locations if key.step == step and _matches(key, rest)]
         if len(found) == 1:
             return self.unit(found[0])
         reason = f"matches {len(found)}: {_listed(map(_index_of, found))}" if found else self._available()
@@ -166,7 +167,20 @@ class Dump:
         return (self.unit(key) for key in self._locations)
 
     def __contains__(self, key: object) -> bool:
-        return key in self._locations
+        """Whether there is such a unit: by its key, its path, or as it is indexed (several match ``[step]``, too)."""
+        if isinstance(key, Unit):
+            return self._locations.get(key.key) == key.location
+        if isinstance(key, str):
+            return parse_unit_path(key) in self._locations
+        return key in self._locations if isinstance(key, UnitKey) else bool(self._indexed(key))
+
+    def _indexed(self, index: object) -> list[UnitKey] | None:
+        """Keys that an index means; None for what is no index."""
+        parts = index if isinstance(index, tuple) else (index,)
+        plain = all(part is None or isinstance(part, (str, Real)) for part in parts)
+        if not (1 <= len(parts) <= 3 and plain):
+            return None
+        return [key for key in self._locations if key.step == parts[0] and _matches(key, parts[1:])]
 
     def table(self, *, filter: str | None = None) -> Table:  # noqa: A002 (what it is called everywhere)
         """Statistics and shapes of every tensor of every unit; a unit that cannot be read is left out with a warning.
@@ -176,6 +190,8 @@ class Dump:
         filter
             Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
+        if filter is not None:
+            require_instance("filter", filter, str)
         return Table.concat(list(self._tables(filter)))
 
     def _tables(self, filter: str | None) -> Iterator[Table]:  # noqa: A002

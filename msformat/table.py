@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from msformat.atomic import output_file
 from msformat.columns import MISSING, Column, ConcatColumn, ObjectColumn
+from msformat.errors import FormatError
 from msformat.extras import optional
 from msformat.htmlview import table_html
 from msformat.model import STATISTICS
@@ -57,6 +58,9 @@ class Table:
         self._columns = {
             name: values if isinstance(values, Column) else ObjectColumn(values) for name, values in columns.items()
         }
+        lengths = {name: len(column) for name, column in self._columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise FormatError(f"columns of a table are of one length: {lengths}")
         self._row_type: Any = namedtuple("Row", self._columns)  # type: ignore[misc]
 
     @classmethod

@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
+from msformat.arguments import require_instance, require_texts
 from msformat.bulk import OnError, read_many
 from msformat.contents import Contents, load_construct, load_contents, load_stack
 from msformat.documents import ConstructDocument
@@ -36,6 +37,8 @@ __all__ = ["Unit"]
 
 # Near matches among more candidates than this take longer than an error message is worth.
 _MOST_CANDIDATES = 2000
+
+T = TypeVar("T")
 
 
 class Unit(Mapping[str, Entry]):
@@ -70,10 +73,11 @@ class Unit(Mapping[str, Entry]):
         self.key: UnitKey = location.key
         self.label = location.key.path
         self.path = f"{location.location}/{location.group}" if location.group else location.location
+        self._last_closing = object()
         self._store = Lazy(self._open, survives_fork=False)
-        self._contents = Lazy(self._load, survives_fork=True)
-        self._stack = Lazy(lambda: load_stack(*self._sources()), survives_fork=True)
-        self._construct = Lazy(lambda: load_construct(*self._sources()), survives_fork=True)
+        self._contents = Lazy(lambda: self.unclosed(self._load), survives_fork=True)
+        self._stack = Lazy(lambda: self.unclosed(lambda: load_stack(*self._sources())), survives_fork=True)
+        self._construct = Lazy(lambda: self.unclosed(lambda: load_construct(*self._sources())), survives_fork=True)
         self._tree = Lazy(self._build_tree, survives_fork=True)
         self._entry_of: Lazy[dict[str, str]] = Lazy(self._index_tensors, survives_fork=True)
 
@@ -89,7 +93,7 @@ class Unit(Mapping[str, Entry]):
         """
         found: Entry | None = self.get(key)
         if found is None:
-            raise EntryNotFoundError(key, self.path, _nearest(key, self))
+            raise EntryNotFoundError(key, self.path, _nearest(key, self), reason=_no_text(key))
         return found
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -136,6 +140,8 @@ class Unit(Mapping[str, Entry]):
         TensorNotFoundError
             No document names such a tensor; lists near matches.
         """
+        if not isinstance(data_name, str):
+            raise TensorNotFoundError(data_name, self.path, reason=_no_text(data_name))
         named = parse_data_name(data_name)
         found = _tensor_of(self.get(named.entry), data_name) if named is not None else None
         if found is None:
@@ -166,6 +172,11 @@ class Unit(Mapping[str, Entry]):
             Called with the name and the error of each tensor that cannot be read; the others go on. Default: it is left
             out with a warning. What ``on_error`` raises ends the reading.
 
+        Raises
+        ------
+        TypeError
+            One name or tensor alone; or, in its turn, something that is neither.
+
         Examples
         --------
         >>> import msformat
@@ -175,6 +186,8 @@ class Unit(Mapping[str, Entry]):
         """
         if tensors is None:
             tensors = (tensor for tensor in self.tensors() if tensor.data_name is not None)
+        if isinstance(tensors, (str, Tensor)):
+            raise TypeError(f"{self.path}: read() takes several names or tensors, not one alone: [{tensors!r}]")
         return read_many(self, tensors, on_error)
 
     def _index_tensors(self) -> dict[str, str]:
@@ -190,6 +203,8 @@ class Unit(Mapping[str, Entry]):
         filter
             Only entries whose key contains this, or matches it as a glob (``Module.*.forward.*``).
         """
+        if filter is not None:
+            require_instance("filter", filter, str)
         return unit_table(self, self._contents.get, filter or "")
 
     def to_xarray(
@@ -250,7 +265,8 @@ class Unit(Mapping[str, Entry]):
 
     def document(self, name: str) -> ReadOnlyBuffer | None:
         """The bytes of a document, None where there is none."""
-        return self.store.get_document(name)
+        require_texts(name)
+        return self.unclosed(lambda: self.store.get_document(name))
 
     @property
     def complete(self) -> bool:
@@ -308,6 +324,16 @@ class Unit(Mapping[str, Entry]):
         """The open store. Closed by :meth:`close`; opened again when needed."""
         return self._store.get()
 
+    def unclosed(self, read: Callable[[], T]) -> T:
+        """What ``read`` gives; again, with a store that is opened anew, where :meth:`close` came in between."""
+        while True:
+            closing = self._last_closing
+            try:
+                return read()
+            except Exception:
+                if closing is self._last_closing:
+                    raise
+
     @property
     def usage(self) -> DiskUsage:
         """Bytes and files on disk. A unit inside a file with others counts the whole file."""
@@ -322,6 +348,7 @@ class Unit(Mapping[str, Entry]):
         """Let go of open files. Views stay usable: what they need is opened again."""
         store = self._store.take()
         if store is not None:
+            self._last_closing = object()  # before: who fails over it has to see it
             store.close()
 
     def __enter__(self) -> Unit:
@@ -374,9 +401,13 @@ def _tensor_of(entry: Entry | None, data_name: str) -> Tensor | None:
     return next((tensor for tensor in tensors if tensor.data_name == data_name), None)
 
 
+def _no_text(key: object) -> str:
+    return "" if isinstance(key, str) else "it is looked up by its name, a text"
+
+
 def _nearest(key: str, keys: Collection[str]) -> Collection[str]:
     """Keys worth comparing with a wrong one: all, or of very many those that begin alike."""
-    if len(keys) <= _MOST_CANDIDATES:
+    if len(keys) <= _MOST_CANDIDATES or not isinstance(key, str):
         return keys
     head = key[: max(4, len(key) // 2)]
     return list(islice((other for other in keys if other.startswith(head)), _MOST_CANDIDATES))

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
+from msformat.arguments import path_text
 from msformat.atomic import is_temporary
 from msformat.check import check_document, check_entry, check_header
 from msformat.cluster import shared_path
@@ -118,7 +119,7 @@ def verify(path: str | os.PathLike[str], *, deep: bool = True, executor: Executo
     else:
         calls = [(check, unit) for unit in units]
         report.units = run_all(calls, workers=1, executor=executor, lost=lambda at, error: _unchecked(units[at], error))
-    report.problems += [f"{name}: left by an unfinished run" for name in _leftovers(os.fspath(path))]
+    report.problems += [f"{name}: left by an unfinished run" for name in _leftovers(path_text(path))]
     return report
 
 

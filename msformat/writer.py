@@ -7,16 +7,16 @@ documents; the journal goes last. An entry in the journal therefore always has i
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from numpy.typing import NDArray
 
+from msformat import arguments
 from msformat.atomic import make_directories
 from msformat.dtypes import DType
 from msformat.errors import DTypeError, FormatError, KeyExistsError, StoreError
@@ -59,7 +59,8 @@ class DumpWriter:
     raised once, later puts say so at once, and what was committed before stays readable.
 
     As a context manager it finishes the dump at the end of the block. If the block raises, the dump stays unfinished
-    and the journal says why; the block's exception is never replaced by another.
+    and the journal says why; the block's exception is never replaced by another. A writer that is let go without an
+    end is as one whose process died: what was put since the last commit is lost.
 
     Parameters
     ----------
@@ -79,8 +80,9 @@ class DumpWriter:
     ------
     StoreError
         The directory is a URL, holds a dump, or is being written by another process; or there is no such store.
-    SchemaError
-        The header is not what the format says.
+    FormatError
+        Something else than a header or options; no such document. SchemaError: a header that is not what the format
+        says.
     """
 
     def __init__(
@@ -94,13 +96,15 @@ class DumpWriter:
         sync_entries: int = 64,
         sync_bytes: int = 64 << 20,
     ) -> None:
-        if is_url(os.fspath(unit_dir)):
-            raise StoreError(f"{os.fspath(unit_dir)}: a dump is written to a directory; convert takes it to a URL")
-        self.unit_dir = os.path.abspath(unit_dir)  # the program may change its directory meanwhile
+        self.unit_dir = _directory_of(unit_dir)
+        self._options = options if options is not None else StoreOptions()
+        arguments.require_instance("header", header, Header)
+        arguments.require_instance("options", self._options, StoreOptions)
+        arguments.require_one_of("document", document, ("dump.json", "debug.json"))
+        arguments.require_at_least(0, sync_entries=sync_entries, sync_bytes=sync_bytes)
         self.header = header
         self.backend = backend
         self.document = document
-        self._options = options or StoreOptions()
         self._limits = (sync_entries, sync_bytes)
         self._mutex = threading.RLock()
         self._pid = os.getpid()
@@ -128,6 +132,7 @@ class DumpWriter:
 
         ``raw`` itself wherever that is possible; a second tensor of the same name gets a number (``x~2.pt``).
         """
+        arguments.require_texts(raw)
         with self._mutex:
             name, number = safe_data_name(raw), 2
             suffix = next((suffix for suffix in SUFFIXES if raw.endswith(suffix)), "")
@@ -140,6 +145,7 @@ class DumpWriter:
     def put_tensor(self, data_name: str, bits: NDArray[Any], dtype: DType, *, owned: bool = False) -> str:
         """Store the bits of a tensor; see :meth:`msformat.stores.base.Store.put`. Returns the content digest."""
         with self._mutex, self._guard(f"tensor {data_name!r}"):
+            arguments.check_bits(data_name, bits, dtype)  # a mistake takes no directory
             store = self._open_store()
             self._is_dirty = True
             digest = store.put(data_name, bits, dtype, owned=owned)
@@ -156,6 +162,7 @@ class DumpWriter:
         FormatError
             ``existing`` was not put. Nothing was stored.
         """
+        arguments.require_texts(data_name, existing)
         with self._mutex, self._guard(f"tensor {data_name!r}"):
             if existing not in self._tensors:
                 raise FormatError(f"{self.unit_dir}: tensor {data_name!r}: {existing!r} was not put")
@@ -201,7 +208,7 @@ class DumpWriter:
         FormatError
             One of them names a tensor that was not put, or is nested too deep. None of them was recorded.
         """
-        _require_texts(*(key for key, _ in entries))
+        arguments.require_texts(*(key for key, _ in entries))
         texts = quick_compact_all([value for _, value in entries])
         for (key, _), text in zip(entries, texts, strict=True):
             self._check_depth(key, text)
@@ -218,8 +225,7 @@ class DumpWriter:
 
     def put_stack(self, entries: Iterable[str], frames: Iterable[str]) -> None:
         """Record the call stack of entries, innermost frame first. Equal stacks are kept once."""
-        keys, stack = list(entries), list(frames)
-        _require_texts(*keys, *stack)
+        keys, stack = arguments.listed_texts("entries", entries), arguments.listed_texts("frames", frames)
         with self._mutex, self._guard("call stack"):
             number, is_new = self._stacks.put(keys, stack)
             how = {"frames": stack} if is_new else {"ref": number}
@@ -227,14 +233,14 @@ class DumpWriter:
 
     def put_parent(self, child: str, parent: str | None) -> None:
         """Record what an entry was called by; None for the top."""
-        _require_texts(child, "" if parent is None else parent)
+        arguments.require_texts(child, "" if parent is None else parent)
         with self._mutex, self._guard("parent"):
             self._note(encode_record({"kind": "parent", "child": child, "parent": parent}))
             self._parents[child] = parent
 
     def put_parents(self, parents: Mapping[str, str | None]) -> None:
         """Record what many entries were called by: one line of the journal for a batch."""
-        _require_texts(*parents, *(parent for parent in parents.values() if parent is not None))
+        arguments.require_texts(*parents, *(parent for parent in parents.values() if parent is not None))
         items = list(parents.items())
         with self._mutex, self._guard("parents"):
             for start in range(0, len(items), _PARENTS_A_LINE):
@@ -243,7 +249,7 @@ class DumpWriter:
 
     def put_problem(self, message: str) -> None:
         """Record that something was not captured; ends up in dump_error_info.log. Alone it makes no dump."""
-        _require_texts(message)
+        arguments.require_texts(message)
         with self._mutex, self._guard("problem"):
             self._lines.append(encode_record({"kind": "problem", "message": message}))
             self._problems.append(message)
@@ -302,6 +308,9 @@ class DumpWriter:
                 self._release(self._end or reason)
                 self._end = _CLOSED
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self.unit_dir}: a writer cannot be copied or pickled: two would write over each other")
+
     def __enter__(self) -> DumpWriter:
         return self
 
@@ -345,13 +354,13 @@ class DumpWriter:
     def _encode(self, key: str, value: Any, *, trusted: bool) -> bytes:
         """The entry as it will stand in the journal."""
         source = os.path.join(self.unit_dir, self.document)
-        _require_texts(key)
+        arguments.require_texts(key)
         try:
             text = quick_compact(value) if trusted else compact(value)
         except FormatError as error:
             raise FormatError(f"{source}: entry {key!r}: {error}") from error
         if not trusted:
-            _require_distinct_keys(value, f"{source}: entry {key!r}")
+            arguments.require_distinct_keys(value, f"{source}: entry {key!r}")
             # What is checked is what will be read again: JSON makes tuples arrays and keys strings.
             check_entry(key, parse_json(text, source), source)
         else:
@@ -425,25 +434,11 @@ class DumpWriter:
             self._journal.close()
 
 
-def _require_distinct_keys(root: Any, source: str) -> None:
-    """Refuse a dict whose keys become one in JSON (``3`` and ``"3"``): a value would be lost without a word."""
-    pending = [root]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            if not all(type(key) is str for key in value):
-                spelled = [
-                    json.dumps(key) if key is None or isinstance(key, (bool, float)) else str(key) for key in value
-                ]
-                if len(set(spelled)) < len(spelled):
-                    raise FormatError(f"{source}: keys {list(value)!r} are not distinct as text")
-            pending.extend(value.values())
-        elif isinstance(value, (list, tuple)):
-            pending.extend(value)
-
-
-def _require_texts(*values: object) -> None:
-    """Refuse what the journal's reader would refuse."""
-    for value in values:
-        if not isinstance(value, str):
-            raise FormatError(f"{value!r} is no string")
+def _directory_of(unit_dir: str | os.PathLike[str]) -> str:
+    """Where a unit goes, whatever the program's directory is later."""
+    text = arguments.path_text(unit_dir)
+    if not text.strip():
+        raise StoreError(f"{text!r}: the directory has no name")
+    if is_url(text):
+        raise StoreError(f"{text}: a dump is written to a directory; convert takes it to a URL")
+    return os.path.abspath(text)

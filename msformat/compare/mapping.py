@@ -29,6 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from msformat.arguments import path_text
 from msformat.errors import FormatError
 from msformat.extras import optional
 from msformat.jsontext import parse_json
@@ -144,7 +145,7 @@ def load_mapping(path: str | os.PathLike[str]) -> NameMapping:
     OSError
         It cannot be read.
     """
-    place = Path(path)
+    place = Path(path_text(path))
     if place.stat().st_size > _MOST_BYTES:
         raise FormatError(f"{place}: too large for a mapping of names")
     data = place.read_bytes()

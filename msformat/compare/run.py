@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+from msformat.arguments import path_text, require_at_least, require_instance, settle_selection, several_texts
 from msformat.cluster import shared_path
 from msformat.compare.mapping import NameMapping
 from msformat.compare.model import DiffResult, UnitResult
@@ -14,7 +15,7 @@ from msformat.compare.pairing import pair_units
 from msformat.compare.thresholds import Thresholds
 from msformat.compare.unit import Progress, UnitJob, compare_units
 from msformat.credentials import hide_credentials
-from msformat.errors import FormatError, MsformatError
+from msformat.errors import MsformatError
 from msformat.filesystem import is_url
 from msformat.foreign.views import with_layout
 from msformat.layout import UnitLocation, find_units
@@ -60,7 +61,7 @@ class DiffOptions:
     Raises
     ------
     FormatError
-        ``jobs`` or ``threads`` below 1.
+        ``jobs`` or ``threads`` below 1, or something of another kind than what stands here.
     """
 
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -76,15 +77,17 @@ class DiffOptions:
     context: int = 5
 
     def __post_init__(self) -> None:
-        for name in ("jobs", "threads"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise FormatError(f"{name}={value}: at least 1")
+        require_instance("thresholds", self.thresholds, Thresholds)
+        if self.mapping is not None:
+            require_instance("mapping", self.mapping, NameMapping)
+        require_at_least(1, jobs=self.jobs, **({} if self.threads is None else {"threads": self.threads}))
+        require_at_least(0, context=self.context)
+        settle_selection(self)
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """``filter`` as a tuple."""
-        return (self.filter,) if isinstance(self.filter, str) else tuple(self.filter)
+        return several_texts("filter", self.filter)
 
 
 def diff(
@@ -123,8 +126,9 @@ def diff(
     >>> found.exit_code, found.divergence
     (0, None)
     """
-    options = options or DiffOptions()
-    sides = [os.fspath(side) if executor is None else shared_path(side) for side in (a, b)]
+    options = options if options is not None else DiffOptions()
+    require_instance("options", options, DiffOptions)
+    sides = [path_text(side) if executor is None else shared_path(side) for side in (a, b)]
     (units_a, problems_a), (units_b, problems_b) = (_units(side, options) for side in sides)
     pairs, notes = pair_units(units_a, units_b)
     frameworks = _framework(units_a), _framework(units_b)

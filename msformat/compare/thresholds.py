@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from msformat.arguments import require_real
 from msformat.compare.measures import Metrics
 from msformat.dtypes import DType
 from msformat.errors import FormatError
@@ -79,10 +80,11 @@ class Thresholds:
     def __post_init__(self) -> None:
         if self.rules not in RULES:
             raise FormatError(f"rules={self.rules!r}: choose one of {', '.join(RULES)}")
-        for name in ("rtol", "atol", "extremes", "max_abs", "max_rel", "within_01", "within_05"):
+        require_real(0.0, atol=self.atol, extremes=self.extremes)
+        for name in ("rtol", "max_abs", "max_rel", "within_01", "within_05", "cosine"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise FormatError(f"{name}={value!r}: a threshold is a number from 0 on")
+            if value is not None:
+                require_real(-1.0 if name == "cosine" else 0.0, **{name: value})
 
     def tolerance(self, dtype_a: DType | None, dtype_b: DType | None) -> float:
         """Relative tolerance for a pair of element types; None is a type that nobody knows."""

@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, cast, runtime_ch
 import numpy as np
 from numpy.typing import NDArray
 
+from msformat.arguments import check_bits, require_instance, require_texts
 from msformat.digest import content_digest
 from msformat.dtypes import DType
 from msformat.errors import (
     CorruptTensorError,
-    DTypeError,
     FormatError,
     KeyExistsError,
     StoreError,
@@ -61,7 +61,7 @@ class StoreOptions:
     Raises
     ------
     FormatError
-        No such durability.
+        No such durability, or a compression that is no text.
     """
 
     compression: str = "auto"
@@ -70,6 +70,7 @@ class StoreOptions:
     durability: Literal["fsync", "process"] = "fsync"
 
     def __post_init__(self) -> None:
+        require_instance("compression", self.compression, str)
         if self.durability not in ("fsync", "process"):
             raise FormatError(f"durability {self.durability!r}: choices: fsync, process")
 
@@ -270,14 +271,11 @@ class Store(ABC):
             The key holds other content. The same content again is no error and writes nothing.
         StoreError
             Not writable, or the disk is full. An error of an earlier, unfinished put may surface here.
-        DTypeError
-            ``bits`` are not of ``dtype.storage``, or ``dtype`` is a spelling and no :class:`DType`.
+        DTypeError, FormatError
+            As :func:`msformat.arguments.check_bits` says. Nothing was stored.
         """
         self._check_writable()
-        if not isinstance(dtype, DType):
-            raise DTypeError(f"tensor {key!r}: dtype is {dtype!r}, not a DType; parse_dtype() makes one of a spelling")
-        if bits.dtype != dtype.storage or (dtype.lanes > 1 and bits.shape[-1:] != (dtype.lanes,)):
-            raise DTypeError(f"tensor {key!r}: {bits.dtype} {bits.shape} are no bits of {dtype.name}")
+        check_bits(key, bits, dtype)
         dense = np.ascontiguousarray(bits).reshape(bits.shape)
         digest = content_digest(dense, dtype)
         if key in self:
@@ -309,6 +307,7 @@ class Store(ABC):
             As for :meth:`put`.
         """
         self._check_writable()
+        require_texts(key, existing)
         if existing not in self:
             raise TensorNotFoundError(existing, self.location)
         is_alike = self._content_token(key, "") == self._content_token(existing, "")

@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
+from msformat.arguments import path_text
 from msformat.errors import StoreError
 from msformat.filesystem import is_url
 from msformat.foreign import FORMS
@@ -44,7 +45,7 @@ def open_store(
     BackendMissingError
         The backend's library is not installed; says which extra brings it.
     """
-    location = location.removeprefix("file://")
+    location = path_text(location).removeprefix("file://")
     if mode != "r" and is_url(location) and backend in _REMOTE_WRITERS:
         return _loaded(_REMOTE_WRITERS[backend])(location, mode=mode, group=group, options=options)
     return store_class(backend)(location, mode=mode, group=group, options=options)
