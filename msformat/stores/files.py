@@ -148,10 +148,14 @@ class FilesStore(Store):
         """A file name for a new key: the key itself where it is a safe one and not taken."""
         name = self._safe_name(key)
         attempt = 0
-        while self._taken.get(name, name) != name or (name != key and name in self._known):
+        while self._taken.get(name, name) != name or (name != key and name in self._known) or self._stands(name):
             attempt += 1
             name = safe_data_name(f"{key}\0{attempt}{_suffix(key)}")
         return name
+
+    def _stands(self, name: str) -> bool:
+        """Whether a file has a new name already: ``X.npy`` and ``x.npy`` are one where case makes no difference."""
+        return os.path.lexists(self._data_path(name))
 
     def _safe_name(self, key: str) -> str:
         return safe_data_name(key)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import unicodedata
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -59,6 +60,25 @@ def zip_bits(path: Path) -> bytes:
         return archive.read(member)
 
 
+class _Folding(FilesStore):
+    """On a disk where neither case nor the spelling of accents makes a difference, as on the laptops of many."""
+
+    def _data_path(self, name: str) -> str:
+        directory, given = os.path.split(super()._data_path(name))
+        return os.path.join(directory, self._there(given))
+
+    def _file_of(self, key: str) -> str | None:
+        path = super()._file_of(key)
+        return None if path is None else f"dump_tensor_data/{self._there(os.path.basename(path))}"
+
+    def _there(self, name: str) -> str:
+        def folded(text: str) -> str:
+            return unicodedata.normalize("NFC", text).casefold()
+
+        found = os.listdir(os.path.join(self.location, "dump_tensor_data"))
+        return next((item for item in found if folded(item) == folded(name)), name)
+
+
 class TestFiles(StoreContract):
     backend: ClassVar[str] = "files"
     keeps_order: ClassVar[bool] = False
@@ -102,6 +122,21 @@ class TestFiles(StoreContract):
             "dump_tensor_data/Functional.relu.0.forward.input.0.npy",
             "dump_tensor_data/Functional.relu.0.forward.input.1.pt",
         ]
+
+    @pytest.mark.parametrize("equal", [False, True])
+    def test_names_that_are_one_on_disk_are_two_keys(self, tmp_path: Path, equal: bool) -> None:
+        location = self.location(tmp_path)
+        keys = ["Q.0.debug.npy", "q.0.debug.npy", "Q.0.DEBUG.npy", "caf\u00e9.npy", "cafe\u0301.npy", "CAFE\u0301.npy"]
+        with _Folding(location, mode="w") as store:
+            for number, key in enumerate(keys):
+                store.put(key, np.full(3, 7 if equal else number, np.float32), FLOAT32)
+        with _Folding(location) as store:
+            assert set(store.keys()) == set(keys)
+            for number, key in enumerate(keys):
+                assert store.get(key).numpy().tolist() == [7 if equal else number] * 3
+        with FilesStore(location) as store:
+            # A disk that tells them apart has the same names for them.
+            assert [store.get(key)[0] for key in keys] == [7 if equal else number for number in range(len(keys))]
 
     def test_no_tensor_no_directory(self, tmp_path: Path) -> None:
         with self.open(tmp_path, "w") as store:
