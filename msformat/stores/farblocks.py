@@ -61,13 +61,22 @@ class FarFile(io.RawIOBase):
         """Fill a buffer, up to the end of the file. OSError where the place gives less than it says it has."""
         room = memoryview(buffer).cast("B")
         wanted = min(len(room), max(0, self._size - self._at))
-        if wanted >= BLOCK:
-            room[:wanted] = self._fetch(self._at, wanted)
-        else:
-            self._fill(room[:wanted])
+        self._read_at(room[:wanted])
         self._at += wanted
-        check_heap(room[:wanted])
+        check_heap(room[:wanted], self._following)
         return wanted
+
+    def _following(self, count: int) -> bytes:
+        """What lies behind the last read."""
+        room = bytearray(max(0, min(count, self._size - self._at)))
+        self._read_at(memoryview(room))
+        return bytes(room)
+
+    def _read_at(self, room: memoryview) -> None:
+        if len(room) >= BLOCK:
+            room[:] = self._fetch(self._at, len(room))
+        else:
+            self._fill(room)
 
     def _fill(self, room: memoryview) -> None:
         done = 0

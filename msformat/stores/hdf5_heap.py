@@ -8,25 +8,38 @@ ours below HDF5 calls :func:`check_heap`. Source: HDF5 file format specification
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 __all__ = ["check_heap"]
 
 _SIGNATURE = b"GCOL\x01\0\0\0"
 _HEADER = 16
+# HDF5 makes them of 4 KiB, or as large as the text that is in them.
+_LARGEST = 32 << 20
 
 
-def check_heap(data: memoryview) -> None:
+def check_heap(data: memoryview, rest: Callable[[int], bytes]) -> None:
     """Look at bytes that HDF5 is about to get; those of anything but a heap are let be.
+
+    Parameters
+    ----------
+    data
+        What HDF5 asked for. Of a heap it asks for 4 KiB, and then for what is left of it, which has no signature.
+    rest
+        Reads so many bytes of what follows, fewer at the end of the file.
 
     Raises
     ------
     OSError
-        A heap whose objects do not lie in a row.
+        A heap whose objects do not lie in a row, or one of more than 32 MiB.
     """
     if bytes(data[:8]) != _SIGNATURE:
         return
     size = int.from_bytes(data[8:16], "little")
-    # The first read may be of the beginning only; that of the rest comes here, too.
+    if size > _LARGEST:
+        raise OSError(errno.EFBIG, f"global heap of {size} bytes")
+    if size > len(data):
+        data = memoryview(bytes(data) + rest(size - len(data)))
     end = min(size, len(data))
     at = _HEADER
     while at + _HEADER <= end:

@@ -118,7 +118,18 @@ class PagedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        start = self._position
+        self._fill(view, self._position)
+        self._position += len(view)
+        check_heap(view, self._following)
+        return len(view)
+
+    def _following(self, count: int) -> bytes:
+        """What lies behind the last read."""
+        room = bytearray(max(0, min(count, self._size - self._position)))
+        self._fill(memoryview(room), self._position)
+        return bytes(room)
+
+    def _fill(self, view: memoryview, start: int) -> None:
         self._raw.seek(start)
         done = 0
         while done < len(view):
@@ -129,9 +140,6 @@ class PagedFile(io.RawIOBase):
             done += count
         for number in self._pages_within(start, start + len(view)):
             _overlay(view, start, self._pages[number], number * PAGE)
-        self._position += len(view)
-        check_heap(view)
-        return len(view)
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
