@@ -189,6 +189,14 @@ def check_output(output: str, *inputs: str | None) -> None:
     if not os.path.isfile(place) or place.lower().endswith((".html", ".htm")):
         return
     for given in filter(None, inputs):
-        there = os.path.realpath(given)
+        there = _whole_input(os.path.realpath(given))
         if place == there or place.startswith(os.path.join(there, "")):
             raise FormatError(f"{output}: is there already, in {given}, which is only read: name another file")
+
+
+def _whole_input(path: str) -> str:
+    """The unit where one of its files was named: all of it is read."""
+    from msformat.unitfiles import CONTAINERS, UNIT_FILES  # noqa: PLC0415 (only commands that write pay for it)
+
+    directory, name = os.path.split(path)
+    return directory if name in UNIT_FILES or name in CONTAINERS else path

@@ -14,7 +14,7 @@ from msformat.cli.inspect import (
     tell_incomplete,
     wanted_keys,
 )
-from msformat.cli.output import executor_of, print_json
+from msformat.cli.output import check_output, executor_of, print_json
 from msformat.cli.selectors import DASK_HELP, FILTER_HELP, parse_name
 from msformat.cli.tables import print_table
 from msformat.errors import StoreError
@@ -58,19 +58,22 @@ def _run(arguments: argparse.Namespace) -> int:
             raise StoreError(found.problem)
         tables.append(found.table)
 
+    outputs = [path for path in (arguments.csv, arguments.parquet) if path is not None]
+    for path in outputs:
+        check_output(path, arguments.path)
     dump = msformat.open(_path(arguments), layout=arguments.layout)
     made = _made_on_cluster(dump, arguments) if arguments.dask else {}
     code = for_each_unit(dump, arguments, add_made if arguments.dask else add_unit)
     if not tables:
         return code
     whole = msformat.Table.concat(tables)
-    if arguments.csv:
+    if arguments.csv is not None:
         whole.to_csv(arguments.csv, bom=arguments.bom)
-    if arguments.parquet:
+    if arguments.parquet is not None:
         whole.to_parquet(arguments.parquet)
     if arguments.json:
         print_json(list(whole.rows()))
-    elif not (arguments.csv or arguments.parquet):
+    elif not outputs:
         cells = ([_cell(name, row[name]) for name in _SHOWN] for row in whole.rows())
         print_table(_SHOWN, cells, right=_NUMBERS)
     return code if len(whole) else nothing_matches(arguments, code)

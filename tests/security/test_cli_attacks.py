@@ -17,7 +17,7 @@ import pytest
 
 import msformat
 from msformat.cli import main
-from tests.small_dumps import HEADER, record, write_document, write_tree
+from tests.small_dumps import HEADER, record, tree_bytes, write_document, write_tree
 
 KEY = "Functional.relu.0.forward"
 NAME = f"{KEY}.output.0.npy"
@@ -299,3 +299,25 @@ def test_a_chain_of_parents_costs_neither_memory_nor_time(dump: Path, capsys: py
     kept = json.loads((dump.parent / "out" / UNIT / "construct.json").read_text())
     assert len(kept) == 20_000
     assert set(kept.values()) == {None}
+
+
+@pytest.mark.parametrize("command", ["table {} --csv", "table {} --parquet", "diff {} {} --csv", "report {} -o"])
+@pytest.mark.parametrize("source", ["dump", "dump.h5", "dump.zarr", f"dump/{UNIT}/dump.json"])
+def test_no_result_replaces_what_is_read(
+    dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, source: str
+) -> None:
+    for name in ("dump.h5", "dump.zarr"):
+        assert run(capsys, "convert", dump, tmp_path / name)[0] == 0
+    (tmp_path / "link.csv").symlink_to(tmp_path / "dump.h5")
+    targets = {
+        "dump": [f"dump/{UNIT}/dump.json", f"dump/{UNIT}/dump_tensor_data/{NAME}"],
+        "dump.h5": ["dump.h5", "link.csv"],
+        "dump.zarr": ["dump.zarr/zarr.json"],
+    }.get(source, [f"dump/{UNIT}/dump.json", f"dump/{UNIT}/stack.json"])
+    before = tree_bytes(tmp_path)
+    for target in targets:
+        words = command.replace("{}", str(tmp_path / source)).split()
+        code, _, err = run(capsys, *words, tmp_path / target)
+        assert code == 2
+        assert "which is only read: name another file" in err
+    assert tree_bytes(tmp_path) == before
