@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    _refuse_dashes(parser, arguments)
     if arguments.version:
         from msformat import __version__  # noqa: PLC0415
 
@@ -87,6 +88,13 @@ def _run(argv: Sequence[str] | None) -> int:
         return 2
     code: int = arguments.run(arguments)
     return code
+
+
+def _refuse_dashes(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse ``--`` where a value belongs (``--csv=--``): argparse of Python before 3.13 makes an empty list of it."""
+    for name, value in vars(arguments).items():
+        if isinstance(value, list) and (not value or [] in value):
+            parser.error(f"argument {name}: expected a value, found '--'")
 
 
 def _say_interrupted() -> int:

@@ -321,3 +321,20 @@ def test_no_result_replaces_what_is_read(
         assert code == 2
         assert "which is only read: name another file" in err
     assert tree_bytes(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "option", ["ls d --filter", "table d --csv", "report d --output", "ls d --steps", "schema dump --check"]
+)
+def test_two_dashes_are_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    # Pythons that take them for a text find no dump, no such step, or no such file.
+    monkeypatch.chdir(tmp_path)
+    try:
+        code: Any = main(f"{option}=--".split())
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
