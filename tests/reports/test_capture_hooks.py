@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -251,19 +252,33 @@ def test_r060_waiting_data_are_bounded(tmp_path: Path) -> None:
     from capture.queue import WriteQueue
 
     most = 0
-    submit = WriteQueue.submit
+    wanted = threading.Event()
+    submit, wait = WriteQueue.submit, WriteQueue._wait_for_change
 
     def watched(queue: Any, job: Any, nbytes: int = 0) -> Any:
         nonlocal most
-        submit(queue, job, nbytes)
+
+        def late() -> None:
+            """A writer so slow that it begins when the training waits for it, or has come to its end."""
+            wanted.wait(60)
+            job()
+
+        submit(queue, late if nbytes else job, nbytes)
         most = max(most, queue.waiting_bytes)
+
+    def waiting(queue: Any, nbytes: int) -> None:
+        wanted.set()
+        wait(queue, nbytes)
+
+    def run() -> None:
+        model(torch.ones(256, 256))
+        wanted.set()
 
     model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(100)))  # 50 MiB of weights and activations
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(WriteQueue, "submit", watched)
-        unit = captured(
-            tmp_path / "d", lambda: model(torch.ones(256, 256)), model, max_queue_bytes="1 MiB", data_mode=["forward"]
-        )
+        patch.setattr(WriteQueue, "_wait_for_change", waiting)
+        unit = captured(tmp_path / "d", run, model, max_queue_bytes="1 MiB", data_mode=["forward"])
     assert len([key for key in unit if "forward" in key]) == 100
     assert 0 < most <= 20 << 20  # one batch: what is larger than the limit goes alone
 
@@ -337,6 +352,7 @@ def test_r064_objects_that_point_back_and_a_forward_that_fails(tmp_path: Path) -
             debugger.start(model)
             with contextlib.suppress(StoppedError):
                 assert isinstance(model(BATCH), Node)
+            model[0](BATCH)
             debugger.stop()
             debugger.step()
             assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
@@ -346,6 +362,8 @@ def test_r064_objects_that_point_back_and_a_forward_that_fails(tmp_path: Path) -
     assert "Module.0.Linear.forward.0" in dump[1]
     assert set(dump[0]) == set(dump[2])
     assert dump[2].parent(key) is None
+    # What comes after the failure, in the same step, is not inside of what failed.
+    assert [unit.parent("Module.0.Linear.forward.1") for unit in dump] == [None] * 3
 
 
 def test_r068_no_hook_returns_anything(tmp_path: Path) -> None:

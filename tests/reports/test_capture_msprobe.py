@@ -40,15 +40,18 @@ from tests.reports.capturing import (  # noqa: E402
 def test_r001_a_split_view_is_captured_and_then_overwritten(tmp_path: Path, backend: str, later: bool) -> None:
     whole = torch.randn(2, 40).bfloat16()
     q, _ = whole.split([32, 8], -1)
-    wanted = q.clone()
+    part = whole[1]
+    wanted = [value.clone() for value in (q, part, whole)]
 
     def run() -> None:
         torch.add(q, 1)
+        torch.add(part, whole)
         whole.fill_(0)  # at once: the writer has not had it yet
 
     unit = captured(tmp_path / "d", run, level="L1", storage={"format": backend}, async_dump=later)
-    assert not q.is_contiguous()
-    assert torch.equal(unit["Torch.add.0.forward"].inputs[0].to_torch(), wanted)
+    assert [value.is_contiguous() for value in (q, part, whole)] == [False, True, True]
+    found = [*unit["Torch.add.0.forward"].inputs[:1], *unit["Torch.add.1.forward"].inputs]
+    assert all(torch.equal(one.to_torch(), value) for one, value in zip(found, wanted, strict=True))
 
 
 def test_r002_saved_again_under_the_same_name(tmp_path: Path) -> None:
@@ -175,7 +178,8 @@ def test_r006_works_that_nobody_waits_for_are_let_go(tmp_path: Path) -> None:
     assert {"Distributed.isend.0.forward", "Distributed.all_reduce.0.forward"} <= set(unit)
 
 
-def test_r008_statistics_are_no_operations_of_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_r008_statistics_are_no_operations_of_the_model(tmp_path: Path, dtype: torch.dtype) -> None:
     if torch_is_before("2.4"):
         pytest.skip("PyTorch before 2.4 has no selective checkpoints")
     seen: list[str] = []
@@ -201,10 +205,11 @@ def test_r008_statistics_are_no_operations_of_the_model(tmp_path: Path) -> None:
     def run(model: nn.Module) -> tuple[Any, list[str]]:
         seen.clear()
         model.zero_grad()
-        train(model, BATCH.clone().requires_grad_())
+        train(model, BATCH.to(dtype, copy=True).requires_grad_())
         return gradients(model), list(seen)
 
-    model = Block()
+    # Statistics of float32 use no operation of torch: those of other types do.
+    model = Block().to(dtype)
     plain = run(model)
     results: list[Any] = []
     unit = captured(

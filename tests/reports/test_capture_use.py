@@ -234,8 +234,11 @@ def test_r033_outputs_that_are_inputs(tmp_path: Path) -> None:
             self.last = nn.Linear(3, 2)
 
         def forward(self, x: Any) -> Any:
-            return self.last(self.identity(self.drop(functional.dropout(self.first(x), p=0.0))))
+            inner = functional.dropout(self.first(x), p=0.0)
+            same.append(functional.dropout(inner, p=0.5, training=False) is inner)
+            return self.last(self.identity(self.drop(inner)))
 
+    same: list[bool] = []
     model = Net()
     inner = model.first(BATCH).detach().requires_grad_()
     model.last(inner).square().sum().backward()
@@ -245,8 +248,10 @@ def test_r033_outputs_that_are_inputs(tmp_path: Path) -> None:
         forward, backward = unit[f"Module.{name}.forward.0"], unit[f"Module.{name}.backward.0"]
         assert all(torch.equal(one.to_torch(), value) for one in (forward.inputs[0], forward.outputs[0]))
         assert all(torch.equal(one.to_torch(), gradient) for one in (backward.inputs[0], backward.outputs[0]))
-    backward = unit["Functional.dropout.0.backward"]
-    assert torch.equal(backward.inputs[0].to_torch(), gradient)
+    assert same == [True]
+    for name in ("Functional.dropout.0", "Functional.dropout.1"):
+        backward = unit[f"{name}.backward"]
+        assert all(torch.equal(one.to_torch(), gradient) for one in (backward.inputs[0], *backward.outputs))
     first, last = unit["Module.first.Linear.backward.0"], unit["Module.last.Linear.backward.0"]
     assert torch.equal(first.inputs[0].to_torch(), gradient)
     assert torch.equal(last.outputs[0].to_torch(), gradient)

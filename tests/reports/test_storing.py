@@ -476,6 +476,51 @@ def test_r121_r122_truncated_and_missing_chunks(tmp_path: Path) -> None:
     assert run("verify", tmp_path / "d.zarr").code == 0
 
 
+def test_r122_a_chunk_that_was_never_written(tmp_path: Path) -> None:
+    """As HDF5 and zarr-python leave it, by whom all of it reads as zeros without an error."""
+    arrays = {"big.0.debug": ramp(3_000_000), "ok.0.debug": ramp(10)}
+    write_dump(tmp_path / "d", arrays)
+    name = "big.0.debug.pt"
+    for target in (tmp_path / "d.h5", tmp_path / "d.zarr"):
+        assert run("convert", tmp_path / "d", target).code == 0
+        lose = lose_a_chunk_of_hdf5 if target.suffix == ".h5" else lose_a_chunk_of_zarr
+        found = lose(target, name)
+        assert not found[-100:].any()
+        assert np.array_equal(found[:100], arrays["big.0.debug"][:100])
+        done = run("verify", target)
+        (line,) = done.err.splitlines()
+        assert (done.code, f"tensor '{name}'" in line, "chunk" in line) == (1, True, True), line
+        back = tmp_path / f"back_{target.suffix[1:]}"
+        done = run("convert", target, back)
+        assert (done.code, name in done.err) == (1, True)
+        assert [path.name for path in back.rglob("*.pt")] == ["ok.0.debug.pt"]
+
+
+def lose_a_chunk_of_hdf5(path: Path, name: str) -> Any:
+    """Write a dataset again without its last chunk; what h5py then reads."""
+    with h5py.File(path, "a") as file:
+        tensors = file["step0/rank0/tensors"]
+        whole, plan = tensors[name][()], tensors[name].chunks
+        attributes = dict(tensors[name].attrs)
+        del tensors[name]
+        again = tensors.create_dataset(name, whole.shape, whole.dtype, chunks=plan, compression="gzip", shuffle=True)
+        again[: plan[0]] = whole[: plan[0]]
+        again.attrs.update(attributes)
+        return again[()]
+
+
+def lose_a_chunk_of_zarr(path: Path, name: str) -> Any:
+    """Have zarr-python write zeros into the last chunk of a row, which it leaves out; what it then reads."""
+    unit = zarr.open_group(path, mode="r+")["step0/rank0"]
+    place = json.loads(unit["documents/index.json"][:].tobytes())["tensors"][name]
+    array = unit[place["array"]]
+    before = row_file(path / "step0/rank0", name).stat().st_size
+    assert array.shards is not None
+    array[place["row"], array.chunks[1] :] = 0
+    assert row_file(path / "step0/rank0", name).stat().st_size < before
+    return array[place["row"]]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_r124_shared_and_strided_tensors(tmp_path: Path, backend: str) -> None:
     x, w, row = torch.randn(30, 40), torch.randn(300, 300), torch.randn(1, 5)
