@@ -84,7 +84,7 @@ def add_thresholds(parser: argparse.ArgumentParser) -> None:
 def _add_output(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument(
-        "-o", "--output", action="append", default=[], metavar="FILE",
+        "-o", "--output", action="append", metavar="FILE",
         help="write all tensors, by suffix: .csv, .parquet, .xlsx (columns of msprobe), .json (may repeat)",
     )  # fmt: skip
     for name in ("csv", "parquet", "xlsx"):
@@ -153,7 +153,7 @@ def _outputs(arguments: argparse.Namespace) -> Iterator[tuple[Any, str]]:
     """Writers and files, refused before minutes of work where a suffix is unknown."""
     from msformat.compare.export import FORMATS, writer_for  # noqa: PLC0415
 
-    for path in arguments.output:
+    for path in arguments.output or ():
         yield writer_for(path), path
     for name in ("csv", "parquet", "xlsx"):
         path = getattr(arguments, name)

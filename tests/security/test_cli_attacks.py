@@ -324,7 +324,8 @@ def test_no_result_replaces_what_is_read(
 
 
 @pytest.mark.parametrize(
-    "option", ["ls d --filter", "table d --csv", "report d --output", "ls d --steps", "schema dump --check"]
+    "option",
+    ["ls d --filter", "table d --csv", "report d --output", "diff d d --output", "ls d --steps", "schema dump --check"],
 )
 def test_two_dashes_are_no_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str
