@@ -34,7 +34,7 @@ class Settings:
 
     def put(self, key: Key, value: Any, source: str) -> None:
         """Read a value. None means that the key was not given, and so does an empty text, as for the peer."""
-        if value is not None and not (value == "" and key.kind in ("text", "path")):
+        if value is not None and not (isinstance(value, str) and value == "" and key.kind in ("text", "path")):
             self.values[key.name] = _read(key, value, source)
             self.sources[key.name] = source
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, TypeAlias
 
 __all__ = [
@@ -86,9 +87,17 @@ def risk(value: Any) -> str:
 def path(value: Any) -> str:
     """An absolute path: resolved now, so that a later ``chdir`` of the training changes nothing."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
+    if not isinstance(text, str) or not text.strip() or "\0" in text or not _is_of_file_system(text):
         raise ValueError(f"{value!r} is no path")
     return os.path.abspath(text)
+
+
+def _is_of_file_system(text: str) -> bool:
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:  # half a character of JSON (``\\ud800``)
+        return False
+    return True
 
 
 def names(value: Any) -> tuple[str, ...]:
@@ -129,7 +138,7 @@ def summary_mode(value: Any) -> str | tuple[str, ...]:
 
 def numbers(value: Any) -> frozenset[int] | None:
     """Steps or ranks: 3, ``"3"``, ``"4-6"``, or a list of these. None, an empty list: all of them."""
-    items = value if isinstance(value, (list, tuple)) else [value]
+    items = value if isinstance(value, (list, tuple, range, set, frozenset)) else [value]
     found: set[int] = set()
     for item in items:
         found.update(_numbers_of(item))
@@ -140,8 +149,8 @@ def _numbers_of(item: Any) -> range:
     match = _RANGE.fullmatch(item) if isinstance(item, str) else None
     if match is not None:
         first, last = int(match[1]), int(match[2] or match[1])
-    elif isinstance(item, int) and not isinstance(item, bool):
-        first = last = item
+    elif not isinstance(item, bool) and isinstance(item, Integral):
+        first = last = int(item)
     else:
         raise ValueError(f'{item!r} is no number: write whole numbers from 0, "3", "4-6", or a list of these')
     if not 0 <= first <= _LAST or last > _LAST:

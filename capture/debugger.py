@@ -7,11 +7,14 @@ starts in one file what it made in another.
 from __future__ import annotations
 
 import functools
+import inspect
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Integral
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 from capture.config import load_config, reread_enable
 from capture.errors import CaptureError
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from capture.kernel.device import KernelDevice
 
 __all__ = ["DebuggerBase", "either"]
+
+_STEPS = 10**18
 
 _R = TypeVar("_R")
 
@@ -70,13 +75,21 @@ class DebuggerBase(ABC):
 
     framework_name: ClassVar[str] = ""
     _latest: ClassVar[dict[type, DebuggerBase]] = {}
+    _made_with: Mapping[str, Any] | None = None
+    model: Any = None
 
     def __new__(cls, *arguments: Any, **named: Any) -> Self:
-        """``PrecisionDebugger()`` without arguments is the one made before, as in msprobe."""
-        known = cls._latest.get(cls)
-        if known is not None and not arguments and not named:
+        """The one made before, where it is meant: without arguments, or with those it was made with, as in msprobe.
+
+        A program may make its debugger in a function that it calls for each epoch. Another one would find the dump of
+        the first in its way.
+        """
+        known, settings = cls._latest.get(cls), _settings_of(cls, arguments, named)
+        if known is not None and (not (arguments or named) or known.is_made_with(settings)):
             return known  # type: ignore[return-value]
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made._made_with = settings
+        return made
 
     def __init__(
         self,
@@ -88,6 +101,7 @@ class DebuggerBase(ABC):
         step: Any = None,
     ) -> None:
         if getattr(self, "_session", None) is not None:
+            self.model = model if model is not None else self.model
             return
         self.config = load_config(
             config_path, task=task, dump_path=dump_path, level=level, step=step, framework=self.framework_name
@@ -113,6 +127,23 @@ class DebuggerBase(ABC):
     def made_last(cls) -> Self | None:
         """The debugger made last, None when there is none."""
         return cls._latest.get(cls)  # type: ignore[return-value]
+
+    @classmethod
+    def another(cls, *arguments: Any) -> Self:
+        """A new one, also with the arguments of the one made last: for who owns it alone, as a callback does."""
+        known = cls.made_last()
+        if known is not None:
+            known.step_aside()
+        try:
+            return cls(*arguments)
+        except BaseException:
+            if known is not None:
+                cls._latest[type(known)] = known
+            raise
+
+    def is_made_with(self, settings: Mapping[str, Any] | None) -> bool:
+        """Whether it was made with these arguments, and still captures."""
+        return settings is not None and repr(settings) == repr(self._made_with) and not self._session.is_closed
 
     def step_aside(self) -> None:
         """Be the debugger made last no more: what the program calls on the class means one of its own."""
@@ -167,13 +198,17 @@ class DebuggerBase(ABC):
             No model where one is needed; another debugger captures; a dump lies where this one would go.
         """
         session = self._session
+        needs_model = self.config.level in ("L0", "mix")
+        if needs_model and model is not None and session.is_capturing and not _same(model, self.model):
+            session.problem("other model", "", "start() with another model has no effect before stop(): not recorded")
+            return
         self.model = model if model is not None else self.model
         if self.config.level == "L2":
             session.prepare()
         if self.config.level == "debug" or not self._is_enabled():
             return
-        if self.config.level in ("L0", "mix") or token_range is not None:
-            if self.model is None:
+        if needs_model or token_range is not None:
+            if not _parts(self.model):
                 raise CaptureError(f"start(model=…): level {self.config.level} or token_range needs the model")
             self._check_model(self.model)
         if not session.is_wanted:
@@ -213,20 +248,21 @@ class DebuggerBase(ABC):
         records = session.records()
         if self._saver is None:
             self._saver = self._make_saver()
-        self._saver.save(variable, name, records, save_backward=bool(save_backward))
+        self._saver.save(variable, name, records, save_backward=save_backward)
 
     @either
-    def set_init_step(self, step: int) -> None:
+    def set_init_step(self, step: SupportsIndex) -> None:
         """Number of the step in hand (a resumed training).
 
         Raises
         ------
         CaptureError
-            ``step`` is no integer from 0.
+            ``step`` is no integer from 0, or longer than the name of a step can be.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise CaptureError(f"set_init_step({step!r}): an integer from 0 is needed")
-        self._session.set_init_step(step)
+        is_number = not isinstance(step, bool) and isinstance(step, Integral)
+        if not is_number or not 0 <= int(step) < _STEPS:
+            raise CaptureError(f"set_init_step({step!r:.40}): an integer from 0 is needed, of 18 digits at most")
+        self._session.set_init_step(int(step))
 
     @either
     def register_custom_api(self, module: Any, api_name: str, api_prefix: str | None = None) -> None:
@@ -237,7 +273,7 @@ class DebuggerBase(ABC):
         CaptureError
             There is no such function.
         """
-        if not callable(getattr(module, api_name, None)):
+        if not isinstance(api_name, str) or not callable(getattr(module, api_name, None)):
             raise CaptureError(f"{module!r} has no function {api_name!r}")
         prefix = str(api_prefix or getattr(module, "__name__", "Custom"))
         self._own_hooks().add_custom(module, api_name, prefix)
@@ -335,6 +371,27 @@ class DebuggerBase(ABC):
         if self._hooks is None:
             self._hooks = self._make_hooks()
         return self._hooks
+
+
+def _parts(model: Any) -> Sequence[Any]:
+    if isinstance(model, (list, tuple)):
+        return model
+    return () if model is None else (model,)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two models, or lists of some, are the same objects."""
+    ours, theirs = _parts(one), _parts(other)
+    return len(ours) == len(theirs) and all(map(operator.is_, ours, theirs))
+
+
+def _settings_of(cls: type, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments of a constructor by name, but for the model, which is for ``start``; None where they do not fit."""
+    try:
+        given = inspect.signature(cls.__init__).bind(None, *arguments, **named).arguments  # type: ignore[misc]
+    except TypeError:  # the constructor says so
+        return None
+    return {name: value for name, value in given.items() if name not in ("self", "model") and value is not None}
 
 
 def _checked_token_range(token_range: Any) -> tuple[int, int] | None:

@@ -82,7 +82,7 @@ class Saver:
             Record the gradients of its tensors too, when they come.
         """
         if not isinstance(name, str):
-            self.problem("name", "", f"save(…, name={name!r}): a name is a text; this variable is not saved")
+            self.problem("name", "", f"save(…, name={_shown(name)}): a name is a text; this variable is not saved")
             return
         name = clean_text(name)
         with self._guarded(name):
@@ -273,6 +273,14 @@ class _Watch:
         if seen is not None:
             seen.append((found.node, tensor))
         return found
+
+
+def _shown(value: object) -> str:
+    """What a message calls a value that may be anything."""
+    try:
+        return clean_text(f"{value!r:.200}")
+    except Exception:  # noqa: BLE001 (an object of the program, which cannot say what it is)
+        return f"a {type(value).__name__}"
 
 
 def _outline(node: Any, path: _Path, tensors: dict[int, Any], found: list[tuple[_Path, Any]]) -> Any:

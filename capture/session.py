@@ -122,9 +122,20 @@ class Session:
         self.captured_steps = 0
         self._seen_steps: list[int] = []
         self._started_empty = False
+        self._opened_steps: set[int] = set()
         self.has_entries_elsewhere = False  # this step's went into a unit beside ours: ours may be empty
 
     # --- what the debugger calls -------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it captures no more."""
+        return self._is_closed
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether hooks are set."""
+        return self._hooks is not None
 
     @property
     def is_wanted(self) -> bool:
@@ -270,9 +281,11 @@ class Session:
 
     def failed(self, where: str, error: BaseException) -> None:
         """The writer died (disk full, …): capture ends, training goes on. Called on the writer's thread."""
+        is_first = self._failure is None  # of several steps that were on their way
         self._failure = error
         self.observer.running = False
-        _LOGGER.error("capture ends, training goes on: %s: %s", where, error)
+        log = _LOGGER.error if is_first else _LOGGER.debug
+        log("capture ends, training goes on: %s: %s", where, error)
 
     # --- inside ------------------------------------------------------------------------------------------------------
 
@@ -295,10 +308,14 @@ class Session:
 
     def _has_room(self) -> bool:
         """A dump that came in the way after the start costs this step, never the training."""
-        if self._records is not None or self.config.storage.overwrite or not is_occupied(self.unit_dir):
+        if self._records is not None or self.config.storage.overwrite or not self._is_occupied():
             return True
         self.problem("occupied", "", f"{self.unit_dir} holds another dump: this step is not captured")
         return False
+
+    def _is_occupied(self) -> bool:
+        # One of our own may still wait for the writer.
+        return self.step_number in self._opened_steps or is_occupied(self.unit_dir)
 
     def _raise_failure(self) -> None:
         if self._failure is not None and self.config.on_error == "raise":
@@ -346,6 +363,8 @@ class Session:
             )
 
         if config.storage.overwrite:
+            if self.step_number in self._opened_steps:
+                self.queue.drain()  # what is taken away from under the writer ends capture
             remove_unit(unit_dir)
         sink = UnitSink(
             self.queue, make_writer, on_failure=self.failed, md5=config.summary_mode == "md5", texts=self._texts
@@ -353,6 +372,7 @@ class Session:
         self._records = StepRecords(sink, self.framework, is_structure=config.task == "structure")
         self.observer.records = self._records
         self.captured_steps += 1
+        self._opened_steps.add(self.step_number)
         _LOGGER.info("step %s is captured into %s", self.step_number, unit_dir)
 
     @property

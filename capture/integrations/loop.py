@@ -161,7 +161,8 @@ class LoopCallback:
         settings = (config_path, task, dump_path, level, model, step)
         self._made_of = settings, during
         # Without any, the class gives the debugger that was made last.
-        self.debugger = self.debugger_class(*settings if any(value is not None for value in settings) else ())
+        is_new = any(value is not None for value in settings)
+        self.debugger = self.debugger_class.another(*settings) if is_new else self.debugger_class()
         self.capture = LoopCapture(self.debugger, during)
 
     def __reduce__(self) -> tuple[Any, ...]:

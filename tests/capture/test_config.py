@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from capture.config import CaptureConfig, DataMode, StorageConfig, load_config, reread_enable
@@ -92,6 +93,23 @@ def test_arguments_win_over_the_file(config: Any, tmp_path: Path) -> None:
     assert found.md5
     assert config({"dump_path": "a", "step": [1]}, {"step": []}).steps is None
     assert config({"dump_path": "a", "step": [1]}, {"step": None}).steps == {1}
+
+
+@pytest.mark.parametrize("steps", [range(2, 4), {2, 3}, frozenset({2, 3}), (np.int64(2), np.int8(3)), [2, "3"]])
+def test_steps_of_python_s_own_kinds(tmp_path: Path, steps: Any) -> None:
+    assert load_config(dump_path=tmp_path, step=steps).steps == {2, 3}
+
+
+@pytest.mark.parametrize("steps", [np.arange(3), np.array([]), np.float64(1), np.bool_(True), iter([1]), b"1"])
+def test_what_is_no_step_is_named(tmp_path: Path, steps: Any) -> None:
+    with pytest.raises(CaptureError, match="step: "):
+        load_config(dump_path=tmp_path, step=steps)
+
+
+@pytest.mark.parametrize("place", ["a\0b", "\ud800", " ", b"x", 5])
+def test_what_is_no_path_is_named(tmp_path: Path, place: Any) -> None:
+    with pytest.raises(CaptureError, match=r"dump_path: .* is no path"):
+        load_config(dump_path=place)
 
 
 def test_the_task_of_the_argument_chooses_the_section(config: Any) -> None:

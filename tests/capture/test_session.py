@@ -379,7 +379,8 @@ def test_a_store_that_fails_ends_capture_and_not_the_training(
         session.stop()
         session.step()
         assert not session.start(NoHooks(), None)
-    assert sum(record.levelno == logging.ERROR for record in caplog.records) == 1
+    session.failed("the next step, on its way", OSError(28, "No space left on device"))
+    assert sum(record.levelno == logging.ERROR for record in caplog.records) == (2 if on_error == "raise" else 1)
     session.close()
 
 
