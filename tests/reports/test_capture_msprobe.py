@@ -464,5 +464,8 @@ def test_r018_deep_and_endless_values_are_cut(tmp_path: Path, caplog: pytest.Log
     assert first.numpy().tolist() == [1, 1]
     assert "contains itself" in str(unit["endless.0.debug"].json()[1])
     assert "contains itself" in caplog.text
+    # Each kind is said once on the log, and the dump lists every place.
+    said = bytes(unit.document("dump_error_info.log") or b"").decode()
+    assert [said.count(f"cut short: {name}.0.debug") for name in ("endless", "deep", "bottomless")] == [1, 1, 1]
     assert unit["after.0.debug"].value.numpy().tolist() == [1, 1]
     assert all("more than 50 deep" in str(unit[f"{name}.0.debug"].json()) for name in ("deep", "bottomless"))

@@ -333,9 +333,12 @@ def test_r086_a_compiled_cell_and_what_is_in_it(tmp_path: Path) -> None:
     net = nn.SequentialCell(Compiled(), nn.Dense(3, 1))
     with captured(tmp_path, net, level="mix", task="statistics"):
         train_step(net)()
-    keys = [key for unit in msformat.open(tmp_path / "dump") for key in unit if ".forward" in key]
-    assert len(keys) == len(set(keys))
-    assert "Cell.0.Compiled.forward.0" in keys
+    parts = {
+        unit.key.branch: {key for key in unit if key.startswith("Cell.")} for unit in msformat.open(tmp_path / "dump")
+    }
+    assert parts["graph"] == {"Cell.0.fc.Dense.forward.0", "Cell.0.fc.Dense.backward.0"}
+    assert {"Cell.0.Compiled.forward.0", "Cell.0.Compiled.backward.0", "Cell.1.Dense.forward.0"} <= parts["pynative"]
+    assert parts["pynative"].isdisjoint(parts["graph"])
 
 
 def test_r088_a_mindspore_that_shows_no_graph(
