@@ -71,12 +71,17 @@ def encode_stack(groups: Iterable[tuple[Sequence[str], Sequence[str]]], dialect:
         Entry keys with their frames, as in :attr:`StackDocument.groups`.
     dialect
         In ``"8.1"``, groups with the same frames become one, at the place of the first.
+
+    An entry that stands in several groups stays in the first, whose frames are its own (:meth:`StackDocument.frames`).
     """
-    if dialect == "1.2":
-        return canonical({entry: list(frames) for entries, frames in groups for entry in entries})
+    frames_of: dict[str, tuple[str, ...]] = {}
     merged: dict[tuple[str, ...], list[str]] = {}
     for entries, frames in groups:
-        merged.setdefault(tuple(frames), []).extend(entries)
+        found = tuple(frames)
+        members = merged.setdefault(found, [])
+        members += [entry for entry in dict.fromkeys(entries) if frames_of.setdefault(entry, found) is found]
+    if dialect == "1.2":
+        return canonical({entry: list(frames) for entry, frames in frames_of.items()})
     return canonical({str(number): [keys, list(frames)] for number, (frames, keys) in enumerate(merged.items())})
 
 

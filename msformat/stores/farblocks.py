@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 from msformat.filesystem import FileSystem
-from msformat.stores.hdf5_heap import check_heap
+from msformat.stores.hdf5_walks import Walks
 
 __all__ = ["FarFile"]
 
@@ -39,6 +39,7 @@ class FarFile(io.RawIOBase):
         self._path = path
         self._size = files.size(path)
         self._at = 0
+        self.walks = Walks(is_fixed=True)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         # The block behind the last ones fetched, and how many these were.
         self._next, self._run = -1, 1
@@ -61,27 +62,25 @@ class FarFile(io.RawIOBase):
         """Fill a buffer, up to the end of the file. OSError where the place gives less than it says it has."""
         room = memoryview(buffer).cast("B")
         wanted = min(len(room), max(0, self._size - self._at))
-        self._read_at(room[:wanted])
-        self._at += wanted
-        check_heap(room[:wanted], self._following)
+        self._fill(room[:wanted], self._at)
+        start, self._at = self._at, self._at + wanted
+        self.walks.check(start, room[:wanted], self._read_at)
         return wanted
 
-    def _following(self, count: int) -> bytes:
-        """What lies behind the last read."""
-        room = bytearray(max(0, min(count, self._size - self._at)))
-        self._read_at(memoryview(room))
+    def _read_at(self, start: int, count: int) -> bytes:
+        if start >= self._size:
+            return b""
+        room = bytearray(min(count, self._size - start))
+        self._fill(memoryview(room), start)
         return bytes(room)
 
-    def _read_at(self, room: memoryview) -> None:
+    def _fill(self, room: memoryview, start: int) -> None:
         if len(room) >= BLOCK:
-            room[:] = self._fetch(self._at, len(room))
-        else:
-            self._fill(room)
-
-    def _fill(self, room: memoryview) -> None:
+            room[:] = self._fetch(start, len(room))
+            return
         done = 0
         while done < len(room):
-            number, skipped = divmod(self._at + done, BLOCK)
+            number, skipped = divmod(start + done, BLOCK)
             part = self._block(number)[skipped : skipped + len(room) - done]
             room[done : done + len(part)] = part
             done += len(part)

@@ -35,6 +35,7 @@ from msformat.stores.hdf5_documents import Document
 from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_layout import (
     as_stored,
+    groups_of,
     make_dataset,
     make_group,
     open_for_reading,
@@ -86,7 +87,7 @@ class _Hdf5Tensor(StoredTensor):
             if found.described != self._described:
                 label = self._store._label(self.key)
                 raise StoreError(f"{label}: the file has another tensor of this name than when it was looked up")
-            return found.read(region, self._store._file_size(), self._store._pipeline)
+            return self._store._values(found, region)
 
 
 class Hdf5Store(Store):
@@ -119,9 +120,10 @@ class Hdf5Store(Store):
         self._pipeline = ChunkPipeline(self.options.threads)
         try:
             if self.mode == "r":
-                self._file, self._paged = open_for_reading(self.location)
+                self._file, self._paged, self._walks = open_for_reading(self.location)
             else:
                 self._file, self._paged = open_for_writing(self.location, fsync=self.options.fsync)
+                self._walks = self._paged.walks
             with self._calm, guard.named_errors(f"{self.location}: cannot be read as HDF5"):
                 self._open_groups()
             self.sync()  # a unit that dies before its first sync is an empty unit, not a strange file
@@ -165,14 +167,7 @@ class Hdf5Store(Store):
 
     @classmethod
     def groups(cls, location: str) -> tuple[str, ...]:
-        file, paged = open_for_reading(os.fspath(location))
-        try:
-            with calm(location), guard.named_errors(f"{location}: cannot be read as HDF5"):
-                return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
-        finally:
-            file.close()
-            if paged is not None:
-                paged.close()
+        return groups_of(os.fspath(location))
 
     def _ensure_open(self) -> None:
         """Reopen in a process that inherited or received the store; refuse what cannot be read any more."""
@@ -226,6 +221,10 @@ class Hdf5Store(Store):
         self._ensure_open()
         return _Hdf5Tensor(self, key, self._look_up(key).described)
 
+    def _values(self, found: OpenDataset, region: Region) -> NDArray[Any]:
+        with self._walks:
+            return found.read(region, self._file_size(), self._pipeline)
+
     def get_many(self, keys: Sequence[str]) -> list[Found]:
         """Small ones with their bits: what HDF5 opened would have to be opened again."""
         with self._calm:
@@ -238,7 +237,7 @@ class Hdf5Store(Store):
         tensor = _Hdf5Tensor(self, key, found.described)
         if tensor.nbytes > HELD_BYTES:
             return tensor
-        return HeldTensor(tensor, found.read(plan_selection(..., tensor.shape), self._file_size(), self._pipeline))
+        return HeldTensor(tensor, self._values(found, plan_selection(..., tensor.shape)))
 
     def keys(self) -> Iterator[str]:
         self._ensure_open()

@@ -30,7 +30,6 @@ from msformat.errors import (
     UnsafeInputError,
 )
 from msformat.stores.hdf5_paged import LOCK_ADVICE
-from msformat.stores.hdf5_text import variable_text
 
 __all__ = [
     "Described",
@@ -236,7 +235,8 @@ def read_text_attribute(dataset: Any, name: bytes) -> str | None:
     if not isinstance(kind, h5py.h5t.TypeStringID) or attribute.shape != ():
         return None
     if kind.is_variable_str():
-        return variable_text(h5py, dataset, name.decode())
+        value = h5py.Dataset(dataset).attrs[name.decode()]
+        return value if isinstance(value, str) else None
     if kind.get_size() > 1024:
         return None
     out = np.empty((), f"S{kind.get_size()}")

@@ -17,13 +17,16 @@ from msformat.errors import StoreError
 from msformat.filesystem import is_url, open_filesystem
 from msformat.stores import hdf5_guard as guard
 from msformat.stores.farblocks import FarFile
+from msformat.stores.hdf5_checked import CheckedFile
 from msformat.stores.hdf5_chunks import COMPACT_BELOW, ChunkFilter
 from msformat.stores.hdf5_forks import close_in_children
 from msformat.stores.hdf5_garbage import calm
 from msformat.stores.hdf5_paged import PagedFile, has_pending_sync
+from msformat.stores.hdf5_walks import Walks
 
 __all__ = [
     "as_stored",
+    "groups_of",
     "make_dataset",
     "make_group",
     "open_for_reading",
@@ -36,8 +39,8 @@ __all__ = [
 _CHUNK_CACHE = 16 << 20
 
 
-def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
-    """An h5py file, and what lies below it where a process died in the middle of a sync.
+def open_for_reading(location: str) -> tuple[Any, PagedFile | None, Walks]:
+    """An h5py file, what lies below it where a process died in the middle of a sync, and what looks at all it reads.
 
     Raises
     ------
@@ -45,32 +48,35 @@ def open_for_reading(location: str) -> tuple[Any, PagedFile | None]:
         Not there, not HDF5, cut off, or being written.
     """
     h5py = guard.load_h5py()
-    paged: PagedFile | None = None
+    below: PagedFile | CheckedFile | FarFile | None = None
     try:
         if is_url(location):
             parent, _, name = location.rpartition("/")
-            far = FarFile(open_filesystem(parent), name)
-            with calm(location):
-                return close_in_children(h5py.File(far, "r")), None
-        guard.check_regular(location)
-        if has_pending_sync(location):
-            paged = PagedFile(location, "r")
-            return close_in_children(h5py.File(paged, "r")), paged
-        return _open_locked(h5py, location), None
+            below = FarFile(open_filesystem(parent), name)
+        else:
+            guard.check_regular(location)
+            below = PagedFile(location, "r") if has_pending_sync(location) else CheckedFile(location)
+        with calm(location):
+            file = close_in_children(h5py.File(below, "r", rdcc_nbytes=_CHUNK_CACHE))
+        return file, below if isinstance(below, PagedFile) else None, below.walks
     except StoreError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
-        if paged is not None:
-            paged.close()
+        if below is not None:
+            below.close()
         raise guard.open_error(location, error) from error
 
 
-def _open_locked(h5py: Any, location: str) -> Any:
-    location = os.path.abspath(location)  # it is opened again for texts, and the program may be elsewhere by then
+def groups_of(location: str) -> tuple[str, ...]:
+    """Paths of the groups of a file that hold a unit. Raises as :func:`open_for_reading` does."""
+    file, paged, _ = open_for_reading(location)
     try:
-        return h5py.File(location, "r", locking="best-effort", rdcc_nbytes=_CHUNK_CACHE)
-    except ValueError:  # HDF5 before 1.12.1 has no such setting
-        return h5py.File(location, "r", rdcc_nbytes=_CHUNK_CACHE)
+        with calm(location), guard.named_errors(f"{location}: cannot be read as HDF5"):
+            return tuple(guard.find_groups(guard.load_h5py().h5g.open(file.id, b"/")))
+    finally:
+        file.close()
+        if paged is not None:
+            paged.close()
 
 
 def open_for_writing(location: str, *, fsync: bool = True) -> tuple[Any, PagedFile]:

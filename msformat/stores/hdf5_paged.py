@@ -27,14 +27,14 @@ import xxhash
 
 from msformat.atomic import begin_writing, fsync_directory
 from msformat.errors import StoreError, UnsafeInputError
-from msformat.stores.hdf5_heap import check_heap
+from msformat.stores.hdf5_walks import Walks
 
 try:
     import fcntl
 except ImportError:  # Windows: HDF5 itself locks with LockFileEx there; opening for writing is not guarded
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LOCK_ADVICE", "PagedFile", "has_pending_sync", "side_path"]
+__all__ = ["LOCK_ADVICE", "PagedFile", "close_locked", "has_pending_sync", "lock", "open_regular", "side_path"]
 
 PAGE = 4096
 _MAGIC = b"msfsync1"
@@ -83,13 +83,14 @@ class PagedFile(io.RawIOBase):
         self.error: OSError | None = None
         self._pages: dict[int, bytearray] = {}
         self._position = 0
+        self.walks = Walks(is_fixed=mode == "r")
         self._pid = os.getpid()
         self._read_only = mode == "r"
         # Whoever wrote before may have removed one just now.
         self._side_may_return = mode == "a"
-        self._raw = _open_regular(path, {"x": "xb+", "a": "rb+", "r": "rb"}[mode])
+        self._raw = open_regular(path, {"x": "xb+", "a": "rb+", "r": "rb"}[mode])
         try:
-            _lock(self._raw, path, shared=self._read_only)
+            lock(self._raw, path, shared=self._read_only)
             self._size = os.fstat(self._raw.fileno()).st_size
             self._synced = self._begun = self._size
             self._complete_pending()
@@ -118,15 +119,17 @@ class PagedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        self._fill(view, self._position)
+        start = self._position
+        self._fill(view, start)
         self._position += len(view)
-        check_heap(view, self._following)
+        self.walks.check(start, view, self._read_at)
         return len(view)
 
-    def _following(self, count: int) -> bytes:
-        """What lies behind the last read."""
-        room = bytearray(max(0, min(count, self._size - self._position)))
-        self._fill(memoryview(room), self._position)
+    def _read_at(self, start: int, count: int) -> bytes:
+        if start >= self._size:
+            return b""
+        room = bytearray(min(count, self._size - start))
+        self._fill(memoryview(room), start)
         return bytes(room)
 
     def _fill(self, view: memoryview, start: int) -> None:
@@ -313,15 +316,12 @@ class PagedFile(io.RawIOBase):
         # Finalizers close even what could not be opened, and then has no file.
         raw: io.FileIO | None = self.__dict__.get("_raw")
         if raw is not None and not raw.closed:
-            # Unlocked by name: a forked child may still hold a copy of the descriptor, and with it the lock.
-            if fcntl is not None and os.getpid() == self._pid:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(raw.fileno(), fcntl.LOCK_UN)
-            raw.close()
+            close_locked(raw, self._pid)
         super().close()
 
 
-def _open_regular(path: str, mode: str) -> io.FileIO:
+def open_regular(path: str, mode: str) -> io.FileIO:
+    """Open a file ``xb+``, ``rb+`` or ``rb``. UnsafeInputError where it is something else than a file."""
     if mode == "xb+":
         return io.FileIO(path, "x+")
     # O_NONBLOCK: opening a FIFO must not wait for its other end.
@@ -333,7 +333,7 @@ def _open_regular(path: str, mode: str) -> io.FileIO:
     return stream
 
 
-def _lock(stream: io.FileIO, path: str, *, shared: bool) -> None:
+def lock(stream: io.FileIO, path: str, *, shared: bool) -> None:
     """Take the lock that HDF5 itself uses, so that readers with any HDF5 see that the file is being written."""
     if fcntl is None or os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() in ("FALSE", "0"):
         return
@@ -344,6 +344,17 @@ def _lock(stream: io.FileIO, path: str, *, shared: bool) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL):
             raise
+
+
+def close_locked(stream: io.FileIO, pid: int) -> None:
+    """Close what a process locked, and take the lock off by name where this is that process.
+
+    A forked child may still hold a copy of the descriptor, and with it the lock.
+    """
+    if fcntl is not None and os.getpid() == pid:
+        with contextlib.suppress(OSError):
+            fcntl.flock(stream.fileno(), fcntl.LOCK_UN)
+    stream.close()
 
 
 def _write_all(stream: io.FileIO, view: memoryview) -> None:

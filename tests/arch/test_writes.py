@@ -24,7 +24,7 @@ ALLOWED = {
     ("msformat/filelock.py", "create"): "locks and journals, which grow line by line; a torn last line is dropped",
     ("msformat/stores/sidecar.py", "flush"): "grows line by line; a torn last line is dropped",
     ("msformat/stores/hdf5_paged.py", "_prepare"): "a prepared sync, which counts only with the digest at its end",
-    ("msformat/stores/hdf5_paged.py", "_open_regular"): "the file below HDF5: always in the state of its last sync",
+    ("msformat/stores/hdf5_paged.py", "open_regular"): "the file below HDF5: always in the state of its last sync",
     ("msformat/stores/hdf5_layout.py", "open_for_writing"): "over a PagedFile",
     ("msformat/stores/hdf5_layout.py", "_make_file"): "over a PagedFile, under a temporary name",
     ("msformat/stores/zarr_shards.py", "_put"): "a temporary, which gets its name when it is whole",
