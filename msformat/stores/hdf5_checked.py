@@ -15,7 +15,7 @@ __all__ = ["CheckedFile"]
 class CheckedFile(io.RawIOBase):
     """A file for h5py's ``fileobj`` driver, with the lock that HDF5 takes on what it reads.
 
-    It refuses what HDF5 would walk through for ever (:mod:`msformat.stores.hdf5_walks`), which costs a seventh of the
+    It refuses what HDF5 would walk through for ever (:mod:`msformat.stores.hdf5_walks`), which costs a fifth of the
     time that HDF5 takes for a small dataset.
 
     Raises
