@@ -6,10 +6,14 @@ import io
 import os
 from typing import Any
 
+from msformat.errors import StoreError
 from msformat.stores.hdf5_paged import close_locked, lock, open_regular
-from msformat.stores.hdf5_walks import Walks
+from msformat.stores.hdf5_walks import Walks, find_superblock
 
 __all__ = ["CheckedFile"]
+
+# By one who writes, and by one who lets others read meanwhile (SWMR).
+_BEING_WRITTEN = 0b101
 
 
 class CheckedFile(io.RawIOBase):
@@ -35,9 +39,18 @@ class CheckedFile(io.RawIOBase):
         try:
             lock(self._raw, path, shared=True)
             self._size = os.fstat(self._raw.fileno()).st_size
+            self._check_mark(path)
         except BaseException:
             self._raw.close()
             raise
+
+    def _check_mark(self, path: str) -> None:
+        """Refuse what HDF5 refuses, too, but with no file of ours: its writer is at work, or died (superblock 3)."""
+        _, superblock = find_superblock(self._read_at)
+        if superblock[8:9] == b"\3" and superblock[11] & _BEING_WRITTEN:
+            raise StoreError(
+                f"{path}: is marked as open for writing; where nobody writes it, h5clear -s takes that off"
+            )
 
     def readable(self) -> bool:
         return True

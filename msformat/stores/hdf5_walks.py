@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-__all__ = ["Walks"]
+__all__ = ["Walks", "find_superblock"]
 
 #: Reads so many bytes from an offset of the file on, fewer at its end.
 ReadAt: TypeAlias = "Callable[[int, int], bytes]"
@@ -101,15 +101,22 @@ class Walks:
     def _base_address(self, read_at: ReadAt) -> int:
         """Where addresses count from: the superblock, in front of which somebody may have put something else."""
         if self._base is None:
-            offset = 0
-            while len(found := read_at(offset, 16)) == 16:
-                if found[:8] == _SUPERBLOCK:
-                    _check_widths(found)
-                    self._base = offset
-                    return offset
-                offset = max(512, 2 * offset)
-            return 0  # being made
+            offset, superblock = find_superblock(read_at)
+            if not superblock:
+                return 0  # being made
+            _check_widths(superblock)
+            self._base = offset
         return self._base
+
+
+def find_superblock(read_at: ReadAt) -> tuple[int, bytes]:
+    """Where a file's superblock is, and the first 16 bytes of it; none where there is none."""
+    offset = 0
+    while len(found := read_at(offset, 16)) == 16:
+        if found[:8] == _SUPERBLOCK:
+            return offset, found
+        offset = max(512, 2 * offset)
+    return 0, b""
 
 
 def _check_global_heap(start: int, data: memoryview, read_at: ReadAt) -> None:

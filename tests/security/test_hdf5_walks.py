@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from msformat.errors import StoreError
 from msformat.stores.registry import open_store
+from tests.fuzz.hdf5_bytes import lookup3
 
 h5py: Any = pytest.importorskip("h5py")
 
@@ -165,6 +167,23 @@ def test_addresses_of_another_width(tmp_path: Path) -> None:
         open_store("hdf5", str(tmp_path / "d.h5")) as store,
     ):
         store.get("chunked").bits()
+
+
+@pytest.mark.parametrize("mark", [1, 5])
+def test_a_file_that_its_writer_left_open(tmp_path: Path, mark: int) -> None:
+    """Judged by h5py, which refuses it as well."""
+    path = tmp_path / "d.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_group("documents")
+        file["tensors/x"] = GOOD
+    with open_store("hdf5", str(path)) as store:
+        assert np.array_equal(store.get("x").bits(), GOOD)
+    data = changed(path.read_bytes(), (11, mark, 1))
+    path.write_bytes(changed(data, (44, lookup3(data[:44]), 4)))
+    with pytest.raises(OSError, match="already open for"):
+        h5py.File(path)
+    with pytest.raises(StoreError, match="marked as open for writing"):
+        open_store("hdf5", str(path))
 
 
 @pytest.mark.parametrize("signature", [b"TREE", b"HEAP", b"GCOL\x01\0\0\0"])
