@@ -11,7 +11,7 @@ from collections import OrderedDict
 from typing import Any
 
 from msformat.filesystem import FileSystem
-from msformat.stores.hdf5_walks import Walks
+from msformat.stores.hdf5_walks import Walks, bytes_at
 
 __all__ = ["FarFile"]
 
@@ -68,11 +68,7 @@ class FarFile(io.RawIOBase):
         return wanted
 
     def _read_at(self, start: int, count: int) -> bytes:
-        if start >= self._size:
-            return b""
-        room = bytearray(min(count, self._size - start))
-        self._fill(memoryview(room), start)
-        return bytes(room)
+        return bytes_at(self._fill, self._size, start, count)
 
     def _fill(self, room: memoryview, start: int) -> None:
         if len(room) >= BLOCK:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msformat.errors import StoreError
 from msformat.stores.hdf5_paged import close_locked, lock, open_regular
-from msformat.stores.hdf5_walks import Walks, find_superblock
+from msformat.stores.hdf5_walks import Walks, bytes_at, find_superblock
 
 __all__ = ["CheckedFile"]
 
@@ -86,8 +86,7 @@ class CheckedFile(io.RawIOBase):
         return done
 
     def _read_at(self, start: int, count: int) -> bytes:
-        room = bytearray(max(0, min(count, self._size - start)))
-        return bytes(room[: self._read(memoryview(room), start)])
+        return bytes_at(self._read, self._size, start, count)
 
     def close(self) -> None:
         """Let go of the file and of its lock."""

@@ -27,7 +27,7 @@ import xxhash
 
 from msformat.atomic import begin_writing, fsync_directory
 from msformat.errors import StoreError, UnsafeInputError
-from msformat.stores.hdf5_walks import Walks
+from msformat.stores.hdf5_walks import Walks, bytes_at
 
 try:
     import fcntl
@@ -126,11 +126,7 @@ class PagedFile(io.RawIOBase):
         return len(view)
 
     def _read_at(self, start: int, count: int) -> bytes:
-        if start >= self._size:
-            return b""
-        room = bytearray(min(count, self._size - start))
-        self._fill(memoryview(room), start)
-        return bytes(room)
+        return bytes_at(self._fill, self._size, start, count)
 
     def _fill(self, view: memoryview, start: int) -> None:
         self._raw.seek(start)

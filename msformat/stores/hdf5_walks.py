@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-__all__ = ["Walks", "find_superblock"]
+__all__ = ["Walks", "bytes_at", "find_superblock"]
 
 #: Reads so many bytes from an offset of the file on, fewer at its end.
 ReadAt: TypeAlias = "Callable[[int, int], bytes]"
@@ -107,6 +107,15 @@ class Walks:
             _check_widths(superblock)
             self._base = offset
         return self._base
+
+
+def bytes_at(fill: Callable[[memoryview, int], object], size: int, start: int, count: int) -> bytes:
+    """What ``fill(room, offset)`` reads of a file of ``size`` bytes, fewer than ``count`` at its end."""
+    if start >= size:
+        return b""
+    room = bytearray(min(count, size - start))
+    fill(memoryview(room), start)
+    return bytes(room)
 
 
 def find_superblock(read_at: ReadAt) -> tuple[int, bytes]:
